@@ -1,0 +1,280 @@
+"""Record and Chain: what a session remembers of its model calls, stored as deltas.
+
+A record holds what its call *added* to the call before it: the new prompt ids, the output ids, and the new replay bytes.
+A chain is the records from a root to a leaf. Whole prompts exist only as views that are laid out on request, so that a
+chain of n records costs the tokens of its leaf, not n prefixes (pipeline.md, Words; session-http.md, Life of a session).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from miles_ref.sample import SpecInfo
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+def int_array(ids: Sequence[int] | IntArray) -> IntArray:
+    """Token ids as a read-only int64 array (a view where it already is one).
+
+    Raises OverflowError for an id outside int64, TypeError or ValueError for what is not an integer.
+    """
+    array = np.asarray(ids, dtype=np.int64)
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+class Payload:
+    """The decoded bytes of one replay payload, sharing its beginning with the parent record's payload.
+
+    Bytes are `parent[:shared] + tail`. A payload that does not start with all of its parent's bytes is kept whole.
+    """
+
+    __slots__ = ("parent", "shared", "size", "tail")
+
+    def __init__(self, tail: bytes, parent: Payload | None = None, shared: int = 0) -> None:
+        self.tail = tail
+        self.parent = parent
+        self.shared = shared
+        self.size = shared + len(tail)
+
+    @classmethod
+    def of(cls, raw: bytes | bytearray | memoryview, parent: Payload | None = None) -> Payload:
+        """Keep of `raw` only what follows the parent's bytes, where it begins with them; else all of it."""
+        view = memoryview(raw)
+        if parent is None or parent.size == 0 or len(view) < parent.size or not parent._begins(view):
+            return cls(bytes(view))
+        return cls(bytes(view[parent.size :]), parent, parent.size)
+
+    def _begins(self, view: memoryview) -> bool:
+        at = 0
+        for chunk in self.chunks(self.size):
+            if view[at : at + len(chunk)] != chunk:
+                return False
+            at += len(chunk)
+        return True
+
+    def chunks(self, size: int) -> list[memoryview]:
+        """The first `size` bytes as views, in order, without a copy."""
+        parts: list[memoryview] = []
+        node: Payload | None = self
+        while node is not None and size > 0:
+            if size > node.shared:
+                parts.append(memoryview(node.tail)[: size - node.shared])
+                size = node.shared
+            node = node.parent
+        parts.reverse()
+        return parts
+
+    def to_bytes(self, size: int | None = None) -> bytes:
+        """The first `size` bytes (default: all) as one object."""
+        return b"".join(self.chunks(self.size if size is None else size))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One completed model call as a delta on the record before it in its chain.
+
+    The prompt (`request.input_ids`) is the first `shared` ids of the previous record's prompt + output, followed by
+    `prompt_tail`; the first record of a chain has `shared` 0. Log probs are natural logarithms, float64, one for each
+    output id. Times are epoch seconds, `e2e_latency` seconds. `routed_experts` and `indexer_topk` are None where replay
+    is not configured or the reply carried none. `messages()` gives `request.messages + [choice.message]`.
+    The two texts are decode(prompt_tail) and decode(output_ids), where somebody already knows them.
+
+    Source: pipeline.md, Record.
+    """
+
+    shared: int
+    prompt_tail: IntArray
+    output_ids: IntArray
+    log_probs: FloatArray
+    finish_reason: str | None
+    timestamp: float
+    request_timestamp: float | None = None
+    e2e_latency: float | None = None
+    weight_version: str | None = None
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    spec_info: SpecInfo = field(default_factory=SpecInfo)
+    response_id: str | None = None
+    routed_experts: Payload | None = None
+    routed_experts_start: int | None = None
+    indexer_topk: Payload | None = None
+    indexer_layers: int | None = None
+    messages: Callable[[], list[Any]] = list
+    prompt_tail_text: str | None = None
+    output_text: str | None = None
+
+    @property
+    def start(self) -> int:
+        """len(prompt): where the completion begins."""
+        return self.shared + len(self.prompt_tail)
+
+    @property
+    def end(self) -> int:
+        """len(prompt) + len(output)."""
+        return self.start + len(self.output_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Where a v2 chain ends in its forest (pipeline.md, v2: `metadata.leaf`). Ids are commit indices."""
+
+    node_id: int
+    parent: int | None
+    path_node_ids: tuple[int, ...]
+    response_id: str | None
+
+
+class Chain:
+    """The records from a root to a leaf, in order, and the accumulated token ids if they are known.
+
+    `accumulated` None means that they were not given: then nothing is trimmed and nothing is checked
+    (pipeline.md, compute). `leaf` is set for v2.
+    """
+
+    def __init__(
+        self, records: Sequence[Record], accumulated: IntArray | None, leaf: Leaf | None = None, mismatch: Any = None
+    ) -> None:
+        self.records = tuple(records)
+        self.accumulated = accumulated
+        self.leaf = leaf
+        self.mismatch: list[dict[str, Any]] | None = mismatch
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @cached_property
+    def _leaf_tokens(self) -> IntArray:
+        return self._lay_out(len(self.records) - 1)
+
+    def _lay_out(self, index: int) -> IntArray:
+        """Prompt + output of record `index`: every delta is written once, later ones over what they replace."""
+        records = self.records[: index + 1]
+        out = np.empty(max(record.end for record in records), dtype=np.int64)
+        for record in records:
+            out[record.shared : record.start] = record.prompt_tail
+            out[record.start : record.end] = record.output_ids
+        out = out[: records[-1].end]
+        out.flags.writeable = False
+        return out
+
+    def tokens(self, index: int) -> IntArray:
+        """Prompt + whole output of record `index`, int64, read-only."""
+        return self._leaf_tokens if index == len(self.records) - 1 else self._lay_out(index)
+
+    def agree(self, earlier: int, later: int, length: int) -> bool:
+        """Whether prompt + output of the two records are known to agree in their first `length` ids.
+
+        False means "not known from the deltas"; compare the ids then.
+        """
+        return all(record.shared >= length for record in self.records[earlier + 1 : later + 1])
+
+
+class TokenView(Sequence[int]):
+    """The tokens of a turn: the first `length` ids of a record's prompt + output, laid out only when read."""
+
+    __slots__ = ("chain", "index", "length")
+
+    def __init__(self, chain: Chain, index: int, length: int) -> None:
+        self.chain, self.index, self.length = chain, index, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def array(self) -> IntArray:
+        """The ids as a read-only int64 array."""
+        return self.chain.tokens(self.index)[: self.length]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self.array(), dtype=dtype, copy=copy)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        return self.array()[at].tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.array().tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, TokenView | Sequence | np.ndarray):
+            return len(self) == len(other) and bool(np.array_equal(self.array(), np.asarray(other)))
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def cut(self, count: int) -> TokenView:
+        """The view without its last `count` ids."""
+        return TokenView(self.chain, self.index, self.length - count)
+
+    def starts_with(self, other: Sequence[int]) -> bool:
+        """Whether the ids begin with all of `other`'s; known from the deltas for turns of one chain."""
+        if len(other) > self.length:
+            return False
+        if (
+            isinstance(other, TokenView)
+            and other.chain is self.chain
+            and other.index <= self.index
+            and self.chain.agree(other.index, self.index, other.length)
+        ):
+            return True
+        return bool(np.array_equal(self.array()[: len(other)], np.asarray(other)))
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """Replay rows of a turn: the first `rows` of a payload, int32, shape (rows, layers, topk), laid out when read."""
+
+    payload: Payload
+    rows: int
+    layers: int
+    topk: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (self.rows, self.layers, self.topk)
+
+    def cut(self, count: int) -> RowView:
+        """The view without its last `count` rows."""
+        return RowView(self.payload, self.rows - count, self.layers, self.topk)
+
+    def array(self) -> npt.NDArray[np.int32]:
+        """The rows as a contiguous read-only int32 array."""
+        raw = self.payload.to_bytes(self.rows * self.layers * self.topk * 4)
+        return np.frombuffer(raw, dtype="<i4").reshape(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self.array(), dtype=dtype, copy=copy)
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblySettings:
+    """What assembly must know beside the records (cases.md, config). Counts are in tokens, layers and experts.
+
+    `decode` turns token ids into text with special tokens kept. `moe_router_topk` 0: not configured, so topk is
+    recovered from the payload's length.
+    """
+
+    decode: Callable[[IntArray], str]
+    max_trim_tokens: int = 0
+    num_layers: int = 0
+    moe_router_topk: int = 0
+    routed_experts: bool = False
+    indexer_topk: bool = False
+    additional_r3: bool = False
+    speculative: bool = False
+    debug_messages: bool = False
