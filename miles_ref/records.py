@@ -1,8 +1,8 @@
 """Record and Chain: what a session remembers of its model calls, stored as deltas.
 
-A record holds what its call *added* to the call before it: the new prompt ids, the output ids, and the new replay bytes.
+A record holds what its call *added* to the call before it: the new prompt ids, the output ids, the new replay bytes.
 A chain is the records from a root to a leaf. Whole prompts exist only as views that are laid out on request, so that a
-chain of n records costs the tokens of its leaf, not n prefixes (pipeline.md, Words; session-http.md, Life of a session).
+chain costs the tokens of its leaf, not one prefix a record (pipeline.md, Words; session-http.md, Life of a session).
 """
 
 from __future__ import annotations
@@ -182,17 +182,17 @@ class Chain:
 class TokenView(Sequence[int]):
     """The tokens of a turn: the first `length` ids of a record's prompt + output, laid out only when read."""
 
-    __slots__ = ("chain", "index", "length")
+    __slots__ = ("chain", "record", "length")
 
-    def __init__(self, chain: Chain, index: int, length: int) -> None:
-        self.chain, self.index, self.length = chain, index, length
+    def __init__(self, chain: Chain, record: int, length: int) -> None:
+        self.chain, self.record, self.length = chain, record, length
 
     def __len__(self) -> int:
         return self.length
 
     def array(self) -> IntArray:
         """The ids as a read-only int64 array."""
-        return self.chain.tokens(self.index)[: self.length]
+        return self.chain.tokens(self.record)[: self.length]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self.array(), dtype=dtype, copy=copy)
@@ -216,7 +216,7 @@ class TokenView(Sequence[int]):
 
     def cut(self, count: int) -> TokenView:
         """The view without its last `count` ids."""
-        return TokenView(self.chain, self.index, self.length - count)
+        return TokenView(self.chain, self.record, self.length - count)
 
     def starts_with(self, other: Sequence[int]) -> bool:
         """Whether the ids begin with all of `other`'s; known from the deltas for turns of one chain."""
@@ -225,8 +225,8 @@ class TokenView(Sequence[int]):
         if (
             isinstance(other, TokenView)
             and other.chain is self.chain
-            and other.index <= self.index
-            and self.chain.agree(other.index, self.index, other.length)
+            and other.record <= self.record
+            and self.chain.agree(other.record, self.record, other.length)
         ):
             return True
         return bool(np.array_equal(self.array()[: len(other)], np.asarray(other)))
