@@ -1,0 +1,301 @@
+"""Tokenizers behind one small interface, so that nothing else knows transformers (tokens.md; cases.md, "bytes").
+
+transformers and tokenizers are imported only when a tokenizer that needs them is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
+
+from miles_ref.data import tokenizer_names, tokenizer_path
+from miles_ref.errors import MessageValidationError, TokenizationError, UsageError
+from miles_ref.records import IntArray
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPieces:
+    """How a tokenizer cuts a text at its special tokens, for tokenizers where working piece by piece is exact.
+
+    Exact means: the encoding of a text is the encodings of its pieces, and the ids of a piece decode to
+    `normalize(piece)`, to the last character. `HFTokenizer.pieces` is None where that is not known.
+    """
+
+    pattern: re.Pattern[str] | None
+    """The added tokens that are found before anything else, longest first; None when there are none."""
+    special: Mapping[str, int]
+    """Text to id of those that are special."""
+    normalizer: Callable[[str], str] | None
+
+    def split(self, text: str) -> list[tuple[int | None, str]]:
+        """`text` as (id, its text) for each special token and (None, text) for each non-empty run between them."""
+        pieces: list[tuple[int | None, str]] = []
+        start = 0
+        for match in self.pattern.finditer(text) if self.pattern else ():
+            token = self.special.get(match.group())
+            if token is None:
+                continue
+            if match.start() > start:
+                pieces.append((None, text[start : match.start()]))
+            pieces.append((token, match.group()))
+            start = match.end()
+        if start < len(text):
+            pieces.append((None, text[start:]))
+        return pieces
+
+    def normalize(self, piece: str) -> str:
+        """The text that decoding the ids of `piece` gives."""
+        return piece if self.normalizer is None or piece.isascii() else self.normalizer(piece)
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What the server needs of a tokenizer. Implementations are immutable and safe to use from several threads."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages and reports."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokenizer's special ids and its added tokens that are flagged special (tokens.md, Mismatch report)."""
+        ...
+
+    @property
+    def pieces(self) -> TextPieces | None:
+        """How the text is cut at added tokens; None where piecewise work is not known to be exact."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; no special tokens are added, the text of a special token becomes its id."""
+        ...
+
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        """The text of `ids`, special tokens kept, no clean-up."""
+        ...
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any],
+    ) -> str:
+        """The chat template's text. Raises MessageValidationError (400) with the template's own message."""
+        ...
+
+
+class BytesTokenizer:
+    """The tokenizer "bytes" of cases.md: ids 0 to 255 are bytes, id n >= 256 decodes as `<|n|>`; no chat template."""
+
+    name = "bytes"
+    special_ids: frozenset[int] = frozenset()
+    pieces: TextPieces | None = None
+
+    def encode(self, text: str) -> list[int]:
+        """The UTF-8 bytes of `text`. Raises UnicodeEncodeError for a lone surrogate."""
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        """Runs of bytes as UTF-8, one U+FFFD for each maximal ill-formed part; other ids as `<|n|>`.
+
+        Raises TokenizationError for a negative id.
+        """
+        parts: list[str] = []
+        for is_byte, run in groupby(_to_list(ids), key=lambda token: token < 256):
+            if not is_byte:
+                parts.extend(f"<|{token}|>" for token in run)
+                continue
+            raw = list(run)
+            if min(raw) < 0:
+                raise TokenizationError(f"token id {min(raw)} is negative; ids start at 0")
+            parts.append(bytes(raw).decode("utf-8", "replace"))
+        return "".join(parts)
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any],
+    ) -> str:
+        """Always raises MessageValidationError: there is no template."""
+        raise MessageValidationError('the tokenizer "bytes" has no chat template; load one that has')
+
+
+class HFTokenizer:
+    """A tokenizer folder read by transformers; its Jinja template is compiled once, by transformers.
+
+    Raises UsageError for a folder that transformers cannot read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.name = Path(path).name
+        self._hf = _load_hf(Path(path))
+        self.special_ids = frozenset(self._hf.all_special_ids) | {
+            token for token, added in self._hf.added_tokens_decoder.items() if added.special
+        }
+        self._backend = getattr(self._hf, "backend_tokenizer", None)
+        self.pieces: TextPieces | None = None
+        if self._backend is not None:
+            # A tokenizer.json may carry these from its training; they would cut or pad prompts.
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            self.pieces = _byte_level_pieces(self._backend, self.special_ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`. Raises TypeError for a lone surrogate."""
+        if self._backend is None:
+            return cast("list[int]", self._hf.encode(text, add_special_tokens=False))
+        # The batch call is the one that does not work out character offsets, which cost as much as the ids.
+        return cast("list[int]", self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        """The text of `ids`; ids that the vocabulary lacks give nothing. Raises TokenizationError for a non-id."""
+        numbers = _to_list(ids)
+        try:
+            if self._backend is None:
+                return cast(
+                    "str", self._hf.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+                )
+            return cast("str", self._backend.decode(numbers, skip_special_tokens=False))
+        except (OverflowError, TypeError, ValueError) as error:
+            raise TokenizationError(f"{self.name} cannot decode {_shown(numbers)}: {error}") from error
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any],
+    ) -> str:
+        """The chat template's text. Raises MessageValidationError (400) with what the template raised."""
+        try:
+            text = self._hf.apply_chat_template(
+                list(messages),
+                tools=None if not tools else list(tools),
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **template_kwargs,
+            )
+        except Exception as error:
+            # Templates are programs of somebody else: whatever they raise is about the messages they were given.
+            raise MessageValidationError(f"the chat template refused the messages: {_reason(error)}") from error
+        return cast("str", text)
+
+
+def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
+    """ "bytes", a shipped folder's name (`miles_ref.data.tokenizer_names`), or a path to a tokenizer folder.
+
+    Raises UsageError for anything else, and where transformers is not installed.
+    """
+    if str(name_or_path) == "bytes":
+        return BytesTokenizer()
+    if str(name_or_path) in tokenizer_names():
+        return HFTokenizer(tokenizer_path(str(name_or_path)))
+    if not Path(name_or_path).is_dir():
+        choices = ", ".join(["bytes", *tokenizer_names()])
+        raise UsageError(
+            f"no tokenizer {str(name_or_path)!r}: give one of {choices}, or the path of a tokenizer folder"
+        )
+    return HFTokenizer(name_or_path)
+
+
+def _load_hf(path: Path) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            f"tokenizer {path.name} needs transformers: pip install 'miles-ref[serve]' ({error})"
+        ) from error
+    # The generic class reads tokenizer.json as it is, without the model code (and torch) that AutoTokenizer imports.
+    generic = (path / "tokenizer.json").is_file()
+    loader = transformers.PreTrainedTokenizerFast if generic else transformers.AutoTokenizer
+    try:
+        return loader.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:
+        raise UsageError(f"transformers cannot read the tokenizer in {path}: {_reason(error)}") from error
+
+
+def _byte_level_pieces(backend: Any, special_ids: frozenset[int]) -> TextPieces | None:
+    """The pieces of a byte level BPE tokenizer whose every step is known to keep the text; None for any other.
+
+    Byte level BPE maps each byte of a text to a letter, merges letters, and decodes by joining their bytes. So a text
+    comes back whole when its pre-tokenizer drops and adds nothing and the vocabulary has all 256 letters.
+    """
+    state = json.loads(backend.to_str())
+    model, normalizer, added = state["model"], state["normalizer"], state["added_tokens"]
+    exact = (
+        not backend.encode_special_tokens
+        and model["type"] == "BPE"
+        and not any(model.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
+        and model["vocab"].keys() >= set(_byte_letters())
+        and _keeps_text(state["pre_tokenizer"])
+        and (state["decoder"] or {}).get("type") == "ByteLevel"
+        and (normalizer is None or normalizer["type"] == "NFC")
+        and special_ids <= {token["id"] for token in added}
+        and all(_found_by_its_text_alone(token, token["id"] in special_ids, backend) for token in added)
+    )
+    if not exact:
+        return None
+    # Tokens that are looked for after normalisation never touch the special ones, which are found before it.
+    first = {token["content"]: token["id"] for token in added if not token["normalized"]}
+    pattern = "|".join(re.escape(text) for text in sorted(first, key=len, reverse=True))
+    return TextPieces(
+        pattern=re.compile(pattern) if pattern else None,
+        special={text: token for text, token in first.items() if token in special_ids},
+        normalizer=None if normalizer is None else backend.normalizer.normalize_str,
+    )
+
+
+def _found_by_its_text_alone(token: Mapping[str, Any], special: bool, backend: Any) -> bool:
+    """Whether an added token is exactly its text: it strips no neighbour, and nothing but its text decodes from it."""
+    if token["lstrip"] or token["rstrip"] or token["single_word"]:
+        return False
+    return not token["normalized"] if special else backend.decode([token["id"]]) == token["content"]
+
+
+def _keeps_text(step: Mapping[str, Any] | None) -> bool:
+    """Whether a pre-tokenizer, as tokenizer.json writes it, ends in a byte level step and changes nothing else."""
+    steps: Iterable[Mapping[str, Any]] = step["pretokenizers"] if step and step["type"] == "Sequence" else [step or {}]
+    kinds = [one.get("type") for one in steps]
+    return kinds.count("ByteLevel") == 1 and all(
+        (one.get("type") == "ByteLevel" and not one["add_prefix_space"])
+        or (one.get("type") in ("Split", "Punctuation") and one["behavior"] != "Removed")
+        or one.get("type") == "Digits"
+        for one in steps
+    )
+
+
+def _byte_letters() -> list[str]:
+    """The 256 letters of byte level BPE: printable Latin-1 stands for itself, the other bytes for U+0100 onwards."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
+
+
+def _to_list(ids: Sequence[int] | IntArray) -> list[int]:
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+
+
+def _shown(numbers: Sequence[int]) -> str:
+    return f"{len(numbers)} ids {list(numbers[:8])}{'...' if len(numbers) > 8 else ''}"
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, RecursionError):
+        text = "the messages are nested too deeply"
+    return text or type(error).__name__
