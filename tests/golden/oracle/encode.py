@@ -32,7 +32,7 @@ def encode(case: dict[str, Any]) -> bytes:
     }
     text = _json_bytes(meta)
     tensors.append((META, "U8", [len(text)], text))
-    return _safetensors(tensors)
+    return safetensors_bytes(tensors)
 
 
 def _length(value: Any) -> int:
@@ -98,7 +98,8 @@ def _check_finite(value: Any, path: str) -> None:
             _check_finite(item, f"{path}[{index}]")
 
 
-def _safetensors(tensors: list[Tensor]) -> bytes:
+def safetensors_bytes(tensors: list[Tensor]) -> bytes:
+    """A safetensors file in the contract's layout."""
     ordered = sorted(tensors, key=lambda tensor: (ORDER.index(tensor[1]), tensor[0]))
     header: dict[str, Any] = {}
     data = b""

@@ -50,9 +50,9 @@ def decode_tokens(ids: list[int]) -> str:
 def same(left: Any, right: Any) -> bool:
     """Exact equality of JSON values: numbers by value, true is not 1, a missing key is not null."""
     if isinstance(left, bool) or isinstance(right, bool):
-        return isinstance(left, bool) and isinstance(right, bool) and left == right
+        return left is right
     if is_number(left) and is_number(right):
-        return left == right
+        return bool(left == right)
     if isinstance(left, dict) and isinstance(right, dict):
         return set(left) == set(right) and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list) and isinstance(right, list):
