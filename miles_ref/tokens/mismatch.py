@@ -7,7 +7,8 @@ only what differs is encoded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,43 +25,20 @@ _OPENER_IDS = 20
 _REPLACEMENT = "\ufffd"
 
 
-class Segment:
-    """One special token, or a run of other ids. Text is decoded, and ids are encoded from `source`, only when read."""
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """A sequence cut into segments: each special token alone, runs of the other ids between.
 
-    __slots__ = ("_ids", "_source", "_text", "_tokenizer", "special")
+    In parallel: the special token's id or None, and the content's decoded text or None. `ids` gives the ids of segment
+    i, and is asked only where a difference is described.
+    """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        special: bool,
-        ids: IntArray | None = None,
-        text: str | None = None,
-        source: str = "",
-    ) -> None:
-        self.special = special
-        self._tokenizer = tokenizer
-        self._ids = ids
-        self._text = text
-        self._source = source
+    tokens: Sequence[int | None]
+    texts: Sequence[str | None]
+    ids: Callable[[int], Sequence[int] | IntArray]
 
-    @property
-    def ids(self) -> IntArray:
-        """The segment's ids, int64, 1-d."""
-        if self._ids is None:
-            self._ids = np.array(self._tokenizer.encode(self._source), dtype=np.int64)
-        return self._ids
-
-    @property
-    def text(self) -> str:
-        """decode(ids)."""
-        if self._text is None:
-            self._text = self._tokenizer.decode(self.ids)
-        return self._text
-
-    def beginning(self) -> str:
-        """The text of the first 20 ids."""
-        return self._tokenizer.decode(self.ids[:_OPENER_IDS])
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 def full_report(
@@ -79,8 +57,9 @@ def full_report(
     bound = family.bind(tokenizer)
     expected = np.array(tokenizer.encode(_canonical_text(tokenizer, messages, tools, template_kwargs)), dtype=np.int64)
     return _compare(
-        _segments(_strip(expected, bound.tail_ids), tokenizer),
-        _segments(_strip(accumulated_ids, bound.tail_ids), tokenizer),
+        _decoded(_strip(expected, bound.tail_ids), tokenizer),
+        _decoded(_strip(accumulated_ids, bound.tail_ids), tokenizer),
+        tokenizer,
         family.assistant_opener,
     )
 
@@ -161,8 +140,9 @@ def incremental_report(
     bound = family.bind(tokenizer)
     text = _canonical_text(tokenizer, messages, tools, template_kwargs)
     return _compare(
-        _expected_segments(text, tokenizer, tokenizer.pieces, bound),
-        _indexed_segments(index, _strip(accumulated_ids, bound.tail_ids), tokenizer),
+        _canonical(text, tokenizer, tokenizer.pieces, bound),
+        _indexed(index, _strip(accumulated_ids, bound.tail_ids), tokenizer),
+        tokenizer,
         family.assistant_opener,
     )
 
@@ -198,94 +178,107 @@ def _cut(ids: IntArray, special_ids: Set[int]) -> list[tuple[int, int, bool]]:
     return list(zip(starts.tolist(), ends.tolist(), special[starts].tolist(), strict=True))
 
 
-def _segments(ids: IntArray, tokenizer: Tokenizer) -> list[Segment]:
-    return [
-        Segment(tokenizer, special=special, ids=ids[start:end])
-        for start, end, special in _cut(ids, tokenizer.special_ids)
-    ]
-
-
-def _expected_segments(text: str, tokenizer: Tokenizer, pieces: TextPieces, bound: BoundFamily) -> list[Segment]:
-    segments = [
-        Segment(tokenizer, special=False, text=pieces.normalize(piece), source=piece)
-        if token is None
-        else Segment(tokenizer, special=True, ids=np.array([token], dtype=np.int64))
-        for token, piece in pieces.split(text)
-    ]
-    content_tail = bound.tail_ids - tokenizer.special_ids
-    while segments:
-        last = segments[-1]
-        if not last.special and not content_tail:
-            break
-        rest = _strip(last.ids, bound.tail_ids)
-        if len(rest) == len(last.ids):
-            break
-        segments.pop()
-        if len(rest):
-            segments.append(Segment(tokenizer, special=False, ids=rest))
-            break
-    return segments
-
-
-def _indexed_segments(index: SegmentIndex, ids: IntArray, tokenizer: Tokenizer) -> list[Segment]:
-    segments: list[Segment] = []
-    run: list[Fragment] = []
-    for fragment in index.until(len(ids)):
-        if fragment.text is not None:
-            run.append(fragment)
-            continue
-        if run:
-            segments.append(_joined(run, ids, tokenizer))
-            run = []
-        segments.append(Segment(tokenizer, special=True, ids=ids[fragment.start : fragment.end]))
-    if run:
-        segments.append(_joined(run, ids, tokenizer))
-    return segments
-
-
-def _joined(run: Sequence[Fragment], ids: IntArray, tokenizer: Tokenizer) -> Segment:
-    """A content segment of fragments; decoded again where one may end inside a character."""
-    texts = [fragment.text or "" for fragment in run]
-    clean = not any(text.endswith(_REPLACEMENT) for text in texts)
-    return Segment(
-        tokenizer, special=False, ids=ids[run[0].start : run[-1].end], text="".join(texts) if clean else None
+def _decoded(ids: IntArray, tokenizer: Tokenizer) -> Segments:
+    spans = _cut(ids, tokenizer.special_ids)
+    return Segments(
+        tokens=[int(ids[start]) if special else None for start, _, special in spans],
+        texts=[None if special else tokenizer.decode(ids[start:end]) for start, end, special in spans],
+        ids=lambda index: ids[spans[index][0] : spans[index][1]],
     )
 
 
-def _compare(expected: Sequence[Segment], actual: Sequence[Segment], opener: str | None) -> list[Entry]:
+def _canonical(text: str, tokenizer: Tokenizer, pieces: TextPieces, bound: BoundFamily) -> Segments:
+    """The segments of the canonical text, less the ids of the family's tail, without encoding what is not asked for."""
+    parts = pieces.split(text)
+    content_tail = bound.tail_ids - tokenizer.special_ids
+    cut: IntArray | None = None
+    while parts and cut is None:
+        token, piece = parts[-1]
+        if token in bound.tail_ids:
+            parts.pop()
+            continue
+        if token is not None or not content_tail:
+            break
+        ids = np.array(tokenizer.encode(piece), dtype=np.int64)
+        cut = _strip(ids, bound.tail_ids)
+        if not len(cut):
+            parts.pop()
+            cut = None
+    texts = [None if token is not None else pieces.normalize(piece) for token, piece in parts]
+    if cut is not None:
+        texts[-1] = tokenizer.decode(cut)
+    last = len(parts) - 1
+    return Segments(
+        tokens=[token for token, _ in parts],
+        texts=texts,
+        ids=lambda index: cut if cut is not None and index == last else tokenizer.encode(parts[index][1]),
+    )
+
+
+def _indexed(index: SegmentIndex, ids: IntArray, tokenizer: Tokenizer) -> Segments:
+    """The segments of `ids`, a beginning of the sequence of `index`, with the texts that the index has decoded."""
+    runs: list[list[Fragment]] = []
+    for fragment in index.until(len(ids)):
+        if fragment.text is None or not runs or runs[-1][0].text is None:
+            runs.append([fragment])
+        else:
+            runs[-1].append(fragment)
+    return Segments(
+        tokens=[int(ids[run[0].start]) if run[0].text is None else None for run in runs],
+        texts=[None if run[0].text is None else _joined_text(run, ids, tokenizer) for run in runs],
+        ids=lambda index: ids[runs[index][0].start : runs[index][-1].end],
+    )
+
+
+def _joined_text(run: Sequence[Fragment], ids: IntArray, tokenizer: Tokenizer) -> str:
+    """The text of a content segment's fragments; decoded again where one may end inside a character."""
+    texts = [fragment.text or "" for fragment in run]
+    if any(text.endswith(_REPLACEMENT) for text in texts):
+        return tokenizer.decode(ids[run[0].start : run[-1].end])
+    return "".join(texts)
+
+
+def _compare(expected: Segments, actual: Segments, tokenizer: Tokenizer, opener: str | None) -> list[Entry]:
+    if expected.tokens == actual.tokens and expected.texts == actual.texts:
+        return []
     detail = _structure_difference(expected, actual)
     if detail:
-        return [_entry("special_token_count", -1, _structure(expected), _structure(actual), detail)]
+        structures = _structure(expected, tokenizer), _structure(actual, tokenizer)
+        return [_entry("special_token_count", -1, *structures, detail)]
     entries: list[Entry] = []
-    for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
-        if one.special:
-            if one.ids[0] != other.ids[0]:
-                entries.append(_entry("special_token_type", index, one.text, other.text))
-        elif one.text != other.text:
-            spoken = opener is not None and all(_opens(side, index, opener) for side in (expected, actual))
+    for index, (one, other) in enumerate(zip(expected.tokens, actual.tokens, strict=True)):
+        if one is not None and other is not None:
+            if one != other:
+                entries.append(_entry("special_token_type", index, tokenizer.decode([one]), tokenizer.decode([other])))
+        elif expected.texts[index] != actual.texts[index]:
+            spoken = opener is not None and all(_opens(side, index, tokenizer, opener) for side in (expected, actual))
             kind = "assistant_text" if spoken else "non_assistant_text"
-            entries.append(_entry(kind, index, one.text, other.text))
+            entries.append(_entry(kind, index, expected.texts[index], actual.texts[index]))
     return entries
 
 
-def _structure_difference(expected: Sequence[Segment], actual: Sequence[Segment]) -> str:
+def _structure_difference(expected: Segments, actual: Segments) -> str:
     if len(expected) != len(actual):
         return f"segment count differs: expected {len(expected)}, got {len(actual)}"
-    if any(one.special != other.special for one, other in zip(expected, actual, strict=True)):
+    if any((one is None) != (other is None) for one, other in zip(expected.tokens, actual.tokens, strict=True)):
         return "segment structure (special/content pattern) differs"
     return ""
 
 
-def _structure(segments: Sequence[Segment]) -> str:
-    return " ".join(f"[{one.text}]" if one.special else f"({len(one.ids)} tokens)" for one in segments)
+def _structure(side: Segments, tokenizer: Tokenizer) -> str:
+    return " ".join(
+        f"({len(side.ids(index))} tokens)" if token is None else f"[{tokenizer.decode([token])}]"
+        for index, token in enumerate(side.tokens)
+    )
 
 
-def _opens(segments: Sequence[Segment], index: int, opener: str) -> bool:
-    before = segments[index - 1].text if index else ""
-    return (before + segments[index].beginning()).startswith(opener)
+def _opens(side: Segments, index: int, tokenizer: Tokenizer, opener: str) -> bool:
+    before = side.tokens[index - 1] if index else None
+    beginning = tokenizer.decode(side.ids(index)[:_OPENER_IDS])
+    return (beginning if before is None else tokenizer.decode([before]) + beginning).startswith(opener)
 
 
-def _entry(kind: str, index: int, expected: str, actual: str, detail: str = "") -> Entry:
+def _entry(kind: str, index: int, expected: str | None, actual: str | None, detail: str = "") -> Entry:
     return {
         "type": kind,
         "segment_index": index,

@@ -5,10 +5,12 @@ transformers and tokenizers are imported only when a tokenizer that needs them i
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -19,6 +21,8 @@ from miles_ref.records import IntArray
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
+Template = Callable[[Messages, Tools | None, bool, Mapping[str, Any]], str]
+"""A chat template: (messages, tools, add_generation_prompt, template_kwargs) -> text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ class HFTokenizer:
         self.special_ids = frozenset(self._hf.all_special_ids) | {
             token for token, added in self._hf.added_tokens_decoder.items() if added.special
         }
+        self._template: Template = _direct_template(self._hf) or partial(_apply_chat_template, self._hf)
         self._backend = getattr(self._hf, "backend_tokenizer", None)
         self.pieces: TextPieces | None = None
         if self._backend is not None:
@@ -183,17 +188,10 @@ class HFTokenizer:
     ) -> str:
         """The chat template's text. Raises MessageValidationError (400) with what the template raised."""
         try:
-            text = self._hf.apply_chat_template(
-                list(messages),
-                tools=None if not tools else list(tools),
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **template_kwargs,
-            )
+            return self._template(messages, tools or None, add_generation_prompt, template_kwargs)
         except Exception as error:
             # Templates are programs of somebody else: whatever they raise is about the messages they were given.
             raise MessageValidationError(f"the chat template refused the messages: {_reason(error)}") from error
-        return cast("str", text)
 
 
 def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
@@ -227,6 +225,80 @@ def _load_hf(path: Path) -> Any:
         return loader.from_pretrained(str(path), local_files_only=True)
     except Exception as error:
         raise UsageError(f"transformers cannot read the tokenizer in {path}: {_reason(error)}") from error
+
+
+def _apply_chat_template(
+    hf: Any,
+    messages: Messages,
+    tools: Tools | None,
+    prompt: bool,
+    kwargs: Mapping[str, Any],
+    *,
+    chat_template: str | None = None,
+) -> str:
+    text = hf.apply_chat_template(
+        list(messages),
+        tools=None if tools is None else list(tools),
+        add_generation_prompt=prompt,
+        tokenize=False,
+        chat_template=chat_template,
+        **kwargs,
+    )
+    return cast("str", text)
+
+
+_PROBE_TEMPLATE = "{{ [messages, tools, documents, add_generation_prompt, extra, eos_token or ] | tojson }}"
+_PROBE: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "text", "text": "é", "cache": None}], "name": None},
+    {"role": "assistant", "content": "", "reasoning": "r", "tool_calls": [{"function": {"arguments": {"a": [1.5]}}}]},
+    {"role": "assistant", "content": None, "reasoning_content": " ", "thinking": "t"},
+]
+
+
+def _direct_template(hf: Any) -> Template | None:
+    """The compiled template, called without apply_chat_template's two deep copies, which cost as much as the template.
+
+    JSON needs no conversion to JSON. None where there is not one template, or where a probe, a template that writes
+    down all that it is given, shows that this transformers prepares messages in another way than `direct` does.
+    """
+    try:
+        from transformers.utils.chat_template_utils import _compile_jinja_template as compiled
+
+        named = frozenset(inspect.signature(hf.apply_chat_template).parameters)
+        constants = dict(hf.special_tokens_map)
+
+        def direct(
+            source: Any, messages: Messages, tools: Tools | None, prompt: bool, kwargs: Mapping[str, Any]
+        ) -> str:
+            if not named.isdisjoint(kwargs):
+                return _apply_chat_template(hf, messages, tools, prompt, kwargs)
+            chat = [_as_transformers_shows(message) for message in messages]
+            names = {**constants, **kwargs}
+            text = source.render(messages=chat, tools=tools, documents=None, add_generation_prompt=prompt, **names)
+            return cast("str", text)
+
+        probe: tuple[Any, ...] = (
+            _PROBE,
+            [{"type": "function", "function": {"name": "f"}}],
+            True,
+            {"extra": {"a": None}},
+        )
+        seen = direct(compiled(_PROBE_TEMPLATE), *probe)
+        if seen != _apply_chat_template(hf, *probe, chat_template=_PROBE_TEMPLATE):
+            return None
+        return partial(direct, compiled(hf.chat_template)) if isinstance(hf.chat_template, str) else None
+    except Exception:
+        # Not this transformers, or no template: apply_chat_template does it, or says why not.
+        return None
+
+
+def _as_transformers_shows(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates see it: without null keys, the reasoning under each of the names that templates read."""
+    shown = {key: value for key, value in message.items() if value is not None}
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        if name in shown:
+            return {"thinking": shown[name], **shown, "reasoning_content": shown[name]}
+    return shown
 
 
 def _byte_level_pieces(backend: Any, special_ids: frozenset[int]) -> TextPieces | None:
