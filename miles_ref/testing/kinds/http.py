@@ -1,0 +1,384 @@
+"""Cases of kind http: steps against a running session server whose backend the steps script (cases.md, http).
+
+Beyond cases.md, for cases that are read by people:
+`$name` in a request's path is the id of the session created as `name`; a string body is sent as it is;
+`backend` may be a list of replies; `{"fail": "cut"}` breaks the backend's reply in its middle;
+`{"do": "hang_up", "job": name}` closes the client's connection of a started step.
+The values of expect may hold the markers of `miles_ref.testing.subset`. `backend_request` is about the request's body,
+unless all its keys are of method, path, headers and body: then about the request as a whole. `content_type` is the
+reply's, without parameters.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from miles_ref.errors import CaseError, DecodeError
+from miles_ref.sample import Sample
+from miles_ref.testing.case_backend import CaseBackend, Exchange
+from miles_ref.testing.subset import exact_differences, marker, show, subset_differences
+from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, decode_samples_and_merge_input_sample
+
+TIMEOUT = 60.0
+"""Seconds for one reply. A server that needs longer for these sizes hangs."""
+
+ONCE_HEADERS = ("server", "date", "content-type", "content-length")
+WHOLE_REQUEST = {"method", "path", "headers", "body"}
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A session server's address and the backend that it was started against."""
+
+    url: str
+    backend: CaseBackend
+
+
+@dataclass
+class Reply:
+    """A server's reply, read in full. `headers` keeps repeats, names in lower case."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    raw: bytes
+
+    @property
+    def text(self) -> str:
+        return self.raw.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """The body as JSON; a string if it is not JSON."""
+        try:
+            return json.loads(self.raw)
+        except ValueError:
+            return self.text
+
+    @property
+    def media_type(self) -> str | None:
+        """The content type without its parameters."""
+        found = next((value for key, value in self.headers if key == "content-type"), None)
+        return found.partition(";")[0].strip() if found else None
+
+
+@dataclass
+class _Job:
+    """A step that runs in a thread, while its backend's reply is held."""
+
+    step: Mapping[str, Any]
+    thread: threading.Thread
+    exchange: Exchange | None
+    connection: http.client.HTTPConnection
+    result: list[Reply | OSError] = field(default_factory=list)
+
+
+class HttpRun:
+    """One run of one case. `differences` of `run` name the step by its index."""
+
+    def __init__(self, version: str, server: RunningServer, encode: Callable[[str], Sequence[int]]) -> None:
+        self._server = server
+        self._encode = encode
+        self._fields = SAMPLES_VALUE_SPEC_V2 if version == "v2" else SAMPLES_VALUE_SPEC
+        self._sessions: dict[str, str] = {}
+        self._saved: dict[str, Any] = {}
+        self._jobs: dict[str, _Job] = {}
+
+    def run(self, steps: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The first step that does not hold, described; [] when all hold. Later steps would only repeat it."""
+        try:
+            for index, step in enumerate(steps):
+                found = self._step(step)
+                if found:
+                    return [f"step {index} ({step['do']}) {line}" for line in found]
+            left = sorted(self._jobs)
+            return [f"the case never joins {', '.join(left)}"] if left else []
+        finally:
+            for job in self._jobs.values():
+                self._abandon(job)
+            for session in set(self._sessions.values()):
+                self._send("DELETE", f"/sessions/{session}", None, {})
+
+    def _step(self, step: Mapping[str, Any]) -> list[str]:
+        match step["do"]:
+            case "start":
+                self._start(step["step"], step["as"])
+                return []
+            case "release":
+                self._release(self._jobs[step["job"]])
+                return []
+            case "hang_up":
+                self._hang_up(self._jobs[step["job"]])
+                return []
+            case "join":
+                return self._join(step)
+        exchange = self._open_exchange(step)
+        try:
+            reply = self._call(step, self._connect())
+        finally:
+            if exchange is not None:
+                self._server.backend.end(exchange)
+        return self._judge(step, reply, exchange)
+
+    # Sending
+
+    def _request_of(self, step: Mapping[str, Any]) -> tuple[str, str, Any, dict[str, str]]:
+        session = self._resolve(step.get("session"))
+        session = self._sessions.get(session, session)
+        headers = {str(k): str(v) for k, v in (self._resolve(step.get("headers")) or {}).items()}
+        body = self._resolve(step.get("body"))
+        match step["do"]:
+            case "create":
+                return "POST", "/sessions", body, headers
+            case "chat":
+                return "POST", f"/sessions/{session}/v1/chat/completions", body, headers
+            case "samples":
+                return "POST", f"/sessions/{session}/samples", body, headers
+            case "get":
+                return "GET", f"/sessions/{session}", None, headers
+            case "delete":
+                return "DELETE", f"/sessions/{session}", None, headers
+            case "health":
+                return "GET", "/health", None, headers
+            case "request":
+                return step["method"], self._path(step["path"], session), body, headers
+            case other:
+                raise CaseError(f"no such step: {other!r}")
+
+    def _path(self, path: str, session: str | None) -> str:
+        for name in sorted(self._sessions, key=len, reverse=True):
+            path = path.replace(f"${name}", self._sessions[name])
+        return path.replace("$s", session) if session else path
+
+    def _connect(self) -> http.client.HTTPConnection:
+        at = urlsplit(self._server.url)
+        connection = http.client.HTTPConnection(at.hostname or "127.0.0.1", at.port, timeout=TIMEOUT)
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _call(self, step: Mapping[str, Any], connection: http.client.HTTPConnection) -> Reply:
+        method, path, body, headers = self._request_of(step)
+        return self._send(method, path, body, headers, connection)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        headers: Mapping[str, str],
+        connection: http.client.HTTPConnection | None = None,
+    ) -> Reply:
+        connection = connection or self._connect()
+        try:
+            raw = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else _json_bytes(body)
+            lower = {name.lower(): value for name, value in headers.items()}
+            connection.request(method, path, raw, {"content-type": "application/json", **lower})
+            response = connection.getresponse()
+            data = response.read()
+            return Reply(response.status, [(name.lower(), value) for name, value in response.getheaders()], data)
+        finally:
+            connection.close()
+
+    def _open_exchange(self, step: Mapping[str, Any], *, held: bool = False) -> Exchange:
+        script = step.get("backend")
+        replies = script if isinstance(script, list) else [] if script is None else [script]
+        return self._server.backend.begin([self._resolve(reply) for reply in replies], held=held)
+
+    # Jobs
+
+    def _start(self, step: Mapping[str, Any], name: str) -> None:
+        exchange = self._open_exchange(step, held=True)
+        connection = self._connect()
+        job = _Job(step, threading.Thread(target=lambda: work(), daemon=True), exchange, connection)
+
+        def work() -> None:
+            try:
+                job.result.append(self._call(step, connection))
+            except (OSError, http.client.HTTPException) as error:
+                job.result.append(OSError(repr(error)))
+            finally:
+                exchange.arrived.set()
+
+        self._jobs[name] = job
+        job.thread.start()
+        if not exchange.arrived.wait(TIMEOUT):
+            raise CaseError(f"job {name!r}: neither a backend call nor a reply within {TIMEOUT:.0f} s")
+
+    def _release(self, job: _Job) -> None:
+        if job.exchange is not None:
+            self._server.backend.release(job.exchange)
+
+    def _hang_up(self, job: _Job) -> None:
+        if job.connection.sock is not None:
+            job.connection.sock.shutdown(socket.SHUT_RDWR)
+        job.thread.join(TIMEOUT)
+
+    def _join(self, step: Mapping[str, Any]) -> list[str]:
+        job = self._jobs.pop(step["job"])
+        job.thread.join(TIMEOUT)
+        if job.exchange is not None:
+            self._server.backend.end(job.exchange)
+        if not job.result:
+            return [f"job {step['job']!r}: no reply within {TIMEOUT:.0f} s; was it released?"]
+        reply = job.result[0]
+        if isinstance(reply, OSError):
+            return [f"job {step['job']!r}: the connection broke: {reply}"]
+        merged = {**job.step, "expect": {**job.step.get("expect", {}), **step.get("expect", {})}}
+        if "save" in step:
+            merged["save"] = step["save"]
+        return self._judge(merged, reply, job.exchange)
+
+    def _abandon(self, job: _Job) -> None:
+        if job.exchange is not None:
+            self._server.backend.end(job.exchange)
+        job.thread.join(TIMEOUT)
+
+    # Judging
+
+    def _judge(self, step: Mapping[str, Any], reply: Reply, exchange: Exchange | None) -> list[str]:
+        self._keep(step, reply)
+        expect = self._resolve(step.get("expect") or {})
+        found: list[str] = []
+        if "status" in expect and reply.status != expect["status"]:
+            found.append(f"status: got {reply.status} {show(reply.text)}, expected {expect['status']}")
+        if "body" in expect:
+            found += subset_differences(expect["body"], reply.json(), "body")
+        found += [
+            f"body: {show(part)} is not in {show(reply.text)}"
+            for part in expect.get("text_mentions", [])
+            if part not in reply.text
+        ]
+        found += self._headers(expect.get("headers", {}), reply)
+        if "content_type" in expect:
+            found += subset_differences(expect["content_type"], reply.media_type, "content type")
+        if "backend_request" in expect and exchange is not None:
+            found += _backend_request(expect["backend_request"], exchange.requests)
+        if "samples" in expect:
+            found += self._samples(expect["samples"], reply)
+        if "sse" in expect:
+            found += subset_differences(expect["sse"], _events(reply.text), "sse")
+        return found
+
+    def _keep(self, step: Mapping[str, Any], reply: Reply) -> None:
+        value = reply.json() if reply.raw else None
+        if step["do"] == "create" and isinstance(value, dict) and "session_id" in value:
+            self._sessions[step["as"]] = value["session_id"]
+            self._saved[step["as"]] = value
+        if "save" in step:
+            self._saved[step["save"]] = value
+
+    @staticmethod
+    def _headers(expected: Mapping[str, Any], reply: Reply) -> list[str]:
+        found = []
+        for name, value in expected.items():
+            got = [v for k, v in reply.headers if k == name.lower()]
+            wanted = [] if value is None else [value]
+            if marker(value) == ("$any", True):
+                wanted = got[:1] or [value]
+            if got != wanted:
+                found.append(f"header {name}: got {show(got)}, expected {show(wanted)}")
+        for name in ONCE_HEADERS:
+            got = [v for k, v in reply.headers if k == name]
+            if len(got) > 1:
+                found.append(f"header {name}: sent {len(got)} times {show(got)}")
+        return found
+
+    def _samples(self, expected: Mapping[str, Any], reply: Reply) -> list[str]:
+        if reply.status != 200:
+            return [f"samples: got status {reply.status} {show(reply.text)}, expected a payload"]
+        try:
+            got = decode_samples_and_merge_input_sample(reply.raw, Sample(), fields=self._fields)
+        except DecodeError as error:
+            return [f"samples: the payload cannot be decoded: {error}"]
+        samples = [plain_sample(sample, self._fields) for sample in got.samples]
+        found = exact_differences(expected["samples"], samples, "samples")
+        found += exact_differences(expected["empty_reason"], got.empty_reason, "empty_reason")
+        if "session_metadata" in expected:
+            found += subset_differences(expected["session_metadata"], got.session_metadata, "session_metadata")
+        return found
+
+    # References
+
+    def _resolve(self, value: Any) -> Any:
+        """`value` with `$ref`, `$ids` and `$tokens` replaced by what they stand for."""
+        mark = marker(value)
+        if mark is not None and mark[0] == "$ref":
+            return self._look_up(mark[1])
+        if mark is not None and mark[0] == "$ids":
+            texts = [mark[1]] if isinstance(mark[1], str) else mark[1]
+            return [
+                token for part in texts for token in ([part] if isinstance(part, int) else self._encode(part))
+            ]
+        if isinstance(value, Mapping):
+            out = {key: self._resolve(item) for key, item in value.items() if key != "$tokens"}
+            if "$tokens" in value:
+                ids = self._encode(value["$tokens"])
+                out["output_token_logprobs"] = [[-k / 128 if k else 0.0, token] for k, token in enumerate(ids)]
+            return out
+        if isinstance(value, list):
+            return [self._resolve(item) for item in value]
+        return value
+
+    def _look_up(self, reference: str) -> Any:
+        name, _, path = reference.partition(".")
+        if name not in self._saved:
+            raise CaseError(f"$ref {reference!r}: no step before saved {name!r}; saved are {sorted(self._saved)}")
+        value = self._saved[name]
+        for part in path.split(".") if path else ():
+            try:
+                value = value[int(part)] if isinstance(value, list) else value[part]
+            except (LookupError, TypeError, ValueError):
+                raise CaseError(f"$ref {reference!r}: nothing at {part!r} in {show(value)}") from None
+        return value
+
+
+def plain_sample(sample: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a wire table as JSON values (cases.md: status a string, arrays `{dtype, shape, data}`)."""
+    return {name: _plain(getattr(sample, name)) for name in fields}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "dtype"):
+        return {"dtype": str(value.dtype), "shape": list(value.shape), "data": value.ravel().tolist()}
+    if hasattr(value, "total_prompt_tokens"):
+        return {"cached_tokens": value.cached_tokens, "total_prompt_tokens": value.total_prompt_tokens}
+    if isinstance(value, list):
+        return ["-inf" if item == float("-inf") else item for item in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def _json_bytes(body: Any) -> bytes | None:
+    return None if body is None else json.dumps(body).encode()
+
+
+def _events(text: str) -> list[Any]:
+    """The data payloads of server-sent events, JSON where they are JSON."""
+    events = []
+    for block in text.split("\n\n"):
+        data = "\n".join(line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:"))
+        if data:
+            try:
+                events.append(json.loads(data))
+            except ValueError:
+                events.append(data)
+    return events
+
+
+def _backend_request(expected: Any, requests: Sequence[Mapping[str, Any]]) -> list[str]:
+    if expected is None:
+        return [f"the backend was called: {show(requests[0]['body'])}"] if requests else []
+    if len(requests) != 1:
+        return [f"the backend was called {len(requests)} times, expected once"]
+    whole = isinstance(expected, Mapping) and set(expected) <= WHOLE_REQUEST and bool(expected)
+    if not whole:
+        return subset_differences(expected, requests[0]["body"], "backend_request")
+    headers = dict(expected.get("headers", {}))
+    absent = {"$absent": True}
+    wanted = {**expected, "headers": {k.lower(): absent if v is None else v for k, v in headers.items()}}
+    return subset_differences(wanted, requests[0], "backend_request")
