@@ -102,7 +102,7 @@ class Engine:
             )
         if (request.routed_experts_start_len or 0) > len(prompt):
             raise MessageValidationError(
-                f"routed_experts_start_len is {request.routed_experts_start_len}, more than the {len(prompt)} prompt tokens"
+                f"routed_experts_start_len is {request.routed_experts_start_len}; the prompt has {len(prompt)} tokens"
             )
         return room if asked is None else asked
 
@@ -194,12 +194,17 @@ def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
 
 
-async def serve(engine: Engine, host: str, port: int) -> None:
-    """Serve until SIGTERM or SIGINT. Prints one JSON line with `url` and `pid` on standard output when it can."""
+async def serve(engine: Engine, host: str, port: int, *, until_eof: bool = False) -> None:
+    """Serve until SIGTERM or SIGINT; with `until_eof` also until standard input closes, as when the parent dies.
+
+    Prints one JSON line with `url` and `pid` on standard output when it can serve.
+    """
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
+    if until_eof:
+        loop.add_reader(0, _end_at_eof, loop, ended)
     runner = web.AppRunner(
         make_app(engine), handler_cancellation=True, shutdown_timeout=SHUTDOWN_SECONDS, access_log=None
     )
@@ -212,3 +217,9 @@ async def serve(engine: Engine, host: str, port: int) -> None:
         await ended.wait()
     finally:
         await runner.cleanup()
+
+
+def _end_at_eof(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
+    if not os.read(0, 4096):
+        loop.remove_reader(0)
+        ended.set()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 DEFAULT_TOKENIZER = "tiny-chatml"
 DTYPES = ("float64", "float32", "bfloat16")
 POLICIES = ("calculator", "sample")
+DEFAULT_CACHE_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class EngineSettings:
     dtype: str = "float64"
     policy: str = "calculator"
     context_length: int | None = None
-    cache_tokens: int = 1 << 18
+    cache_tokens: int = DEFAULT_CACHE_TOKENS
     threads: int = 1
     weight_version: str = "default"
 
