@@ -33,9 +33,9 @@ def int_array(ids: Sequence[int] | IntArray) -> IntArray:
 
 
 class Payload:
-    """The decoded bytes of one replay payload, sharing its beginning with the parent record's payload.
+    """Bytes that share their beginning with a parent's: replay rows, and the texts that a session remembers.
 
-    Bytes are `parent[:shared] + tail`. A payload that does not start with all of its parent's bytes is kept whole.
+    Bytes are `parent[:shared] + tail`, so that a chain of payloads that each go on from the last costs what they add.
     """
 
     __slots__ = ("parent", "shared", "size", "tail")
@@ -49,18 +49,33 @@ class Payload:
     @classmethod
     def of(cls, raw: bytes | bytearray | memoryview, parent: Payload | None = None) -> Payload:
         """Keep of `raw` only what follows the parent's bytes, where it begins with them; else all of it."""
-        view = memoryview(raw)
-        if parent is None or parent.size == 0 or len(view) < parent.size or not parent._begins(view):
-            return cls(bytes(view))
-        return cls(bytes(view[parent.size :]), parent, parent.size)
+        data = raw if isinstance(raw, bytes) else bytes(raw)
+        if parent is None or parent.size == 0 or parent.common(data) < parent.size:
+            return cls(data)
+        return cls(data[parent.size :], parent, parent.size)
 
-    def _begins(self, view: memoryview) -> bool:
+    def common(self, data: bytes) -> int:
+        """How many bytes this and `data` have in common at their beginning."""
         at = 0
         for chunk in self.chunks(self.size):
-            if view[at : at + len(chunk)] != chunk:
-                return False
-            at += len(chunk)
-        return True
+            known = self._common_of_chunk(chunk, data, at)
+            at += known
+            if known < len(chunk):
+                break
+        return at
+
+    @staticmethod
+    def _common_of_chunk(chunk: memoryview, data: bytes, at: int) -> int:
+        # Comparing bytes is a memcmp; comparing memoryviews goes item by item.
+        whole = chunk.obj
+        text = whole if isinstance(whole, bytes) and len(whole) == len(chunk) else bytes(chunk)
+        if data.startswith(text, at):
+            return len(text)
+        low, high = 0, len(text)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if data.startswith(text[low:middle], at + low) else (low, middle)
+        return low
 
     def chunks(self, size: int) -> list[memoryview]:
         """The first `size` bytes as views, in order, without a copy."""
