@@ -80,7 +80,10 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; no special tokens are added, the text of a special token becomes its id."""
+        """Token ids of `text`; no special tokens are added, the text of a special token becomes its id.
+
+        Raises MessageValidationError (400) for a lone surrogate.
+        """
         ...
 
     def decode(self, ids: Sequence[int] | IntArray) -> str:
@@ -107,8 +110,11 @@ class BytesTokenizer:
     pieces: TextPieces | None = None
 
     def encode(self, text: str) -> list[int]:
-        """The UTF-8 bytes of `text`. Raises UnicodeEncodeError for a lone surrogate."""
-        return list(text.encode())
+        """The UTF-8 bytes of `text`. Raises MessageValidationError (400) for a lone surrogate."""
+        try:
+            return list(text.encode())
+        except UnicodeEncodeError as error:
+            raise MessageValidationError("the text cannot be encoded, it holds a lone surrogate") from error
 
     def decode(self, ids: Sequence[int] | IntArray) -> str:
         """Runs of bytes as UTF-8, one U+FFFD for each maximal ill-formed part; other ids as `<|n|>`.
@@ -160,11 +166,14 @@ class HFTokenizer:
             self.pieces = _byte_level_pieces(self._backend, self.special_ids)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`. Raises TypeError for a lone surrogate."""
-        if self._backend is None:
-            return cast("list[int]", self._hf.encode(text, add_special_tokens=False))
-        # The batch call is the one that does not work out character offsets, which cost as much as the ids.
-        return cast("list[int]", self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        """Token ids of `text`. Raises MessageValidationError (400) for a lone surrogate."""
+        try:
+            if self._backend is None:
+                return cast("list[int]", self._hf.encode(text, add_special_tokens=False))
+            # The batch call is the one that does not work out character offsets, which cost as much as the ids.
+            return cast("list[int]", self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise MessageValidationError(f"{self.name} cannot encode the text, it holds a lone surrogate") from error
 
     def decode(self, ids: Sequence[int] | IntArray) -> str:
         """The text of `ids`; ids that the vocabulary lacks give nothing. Raises TokenizationError for a non-id."""
