@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,13 +30,14 @@ _REPLACEMENT = "\ufffd"
 class Segments:
     """A sequence cut into segments: each special token alone, runs of the other ids between.
 
-    In parallel: the special token's id or None, and the content's decoded text or None. `ids` gives the ids of segment
-    i, and is asked only where a difference is described.
+    In parallel: the special token's id or None, and the content's decoded text or None. `ids` and `count` give the ids
+    of segment i and their number, and are asked only where a difference is described.
     """
 
     tokens: Sequence[int | None]
     texts: Sequence[str | None]
     ids: Callable[[int], Sequence[int] | IntArray]
+    count: Callable[[int], int]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -65,11 +67,15 @@ def full_report(
 
 
 class Fragment(NamedTuple):
-    """Part of a segment: the half-open range of its ids in the sequence, and their text (None: a special token)."""
+    """Part of a segment: the half-open range of its ids in the sequence, and their text (None: a special token).
+
+    `encoded`: a whole content whose ids are what the tokenizer makes of the text.
+    """
 
     start: int
     end: int
     text: str | None
+    encoded: bool = False
 
 
 class SegmentIndex:
@@ -84,18 +90,24 @@ class SegmentIndex:
         self.fragments = fragments
 
     @classmethod
-    def extend(cls, parent: SegmentIndex | None, kept: int, new_ids: IntArray, tokenizer: Tokenizer) -> SegmentIndex:
+    def extend(
+        cls, parent: SegmentIndex | None, kept: int, new_ids: IntArray, tokenizer: Tokenizer, encoded: int = 0
+    ) -> SegmentIndex:
         """The index of the sequence parent[:kept] + new_ids (int64, 1-d); `kept` may cut the parent's end.
 
-        Raises ValueError for a `kept` beyond the parent's end.
+        `encoded` is how many of the first new ids the tokenizer made (the prompt's tail): it saves a report encoding
+        them again. Raises ValueError for a `kept` beyond the parent's end.
         """
         if not 0 <= kept <= (parent.end if parent else 0):
             raise ValueError(f"cannot keep {kept} ids of a parent that has {parent.end if parent else 0}")
         end = kept + len(new_ids)
         if tokenizer.pieces is None:
             return cls(parent, kept, end, ())  # The report of such a tokenizer is the full one.
+        # A content is known to be whole, and so encoded on its own, between two special tokens among the encoded ids.
         fragments = (
-            Fragment(kept + a, kept + b, None if special else tokenizer.decode(new_ids[a:b]))
+            Fragment(kept + a, kept + b, None)
+            if special
+            else Fragment(kept + a, kept + b, tokenizer.decode(new_ids[a:b]), encoded=a > 0 and b < encoded)
             for a, b, special in _cut(new_ids, tokenizer.special_ids)
         )
         return cls(parent, kept, end, tuple(fragments))
@@ -140,7 +152,7 @@ def incremental_report(
     bound = family.bind(tokenizer)
     text = _canonical_text(tokenizer, messages, tools, template_kwargs)
     return _compare(
-        _canonical(text, tokenizer, tokenizer.pieces, bound),
+        _canonical(text, tokenizer, tokenizer.pieces, bound, partial(_known_counts, index)),
         _indexed(index, _strip(accumulated_ids, bound.tail_ids), tokenizer),
         tokenizer,
         family.assistant_opener,
@@ -184,10 +196,17 @@ def _decoded(ids: IntArray, tokenizer: Tokenizer) -> Segments:
         tokens=[int(ids[start]) if special else None for start, _, special in spans],
         texts=[None if special else tokenizer.decode(ids[start:end]) for start, end, special in spans],
         ids=lambda index: ids[spans[index][0] : spans[index][1]],
+        count=lambda index: spans[index][1] - spans[index][0],
     )
 
 
-def _canonical(text: str, tokenizer: Tokenizer, pieces: TextPieces, bound: BoundFamily) -> Segments:
+def _canonical(
+    text: str,
+    tokenizer: Tokenizer,
+    pieces: TextPieces,
+    bound: BoundFamily,
+    known_counts: Callable[[], Mapping[str, int]],
+) -> Segments:
     """The segments of the canonical text, less the ids of the family's tail, without encoding what is not asked for."""
     parts = pieces.split(text)
     content_tail = bound.tail_ids - tokenizer.special_ids
@@ -207,12 +226,21 @@ def _canonical(text: str, tokenizer: Tokenizer, pieces: TextPieces, bound: Bound
     texts = [None if token is not None else pieces.normalize(piece) for token, piece in parts]
     if cut is not None:
         texts[-1] = tokenizer.decode(cut)
-    last = len(parts) - 1
-    return Segments(
-        tokens=[token for token, _ in parts],
-        texts=texts,
-        ids=lambda index: cut if cut is not None and index == last else tokenizer.encode(parts[index][1]),
-    )
+    known_counts = cache(known_counts)
+
+    def ids_of(index: int) -> Sequence[int] | IntArray:
+        return cut if cut is not None and index == len(parts) - 1 else tokenizer.encode(parts[index][1])
+
+    def count(index: int) -> int:
+        known = known_counts().get(parts[index][1])
+        return len(ids_of(index)) if known is None or index == len(parts) - 1 else known
+
+    return Segments(tokens=[token for token, _ in parts], texts=texts, ids=ids_of, count=count)
+
+
+def _known_counts(index: SegmentIndex) -> dict[str, int]:
+    """How many ids the tokenizer makes of the contents that it has encoded for this sequence."""
+    return {part.text: part.end - part.start for part in index.until(index.end) if part.encoded and part.text}
 
 
 def _indexed(index: SegmentIndex, ids: IntArray, tokenizer: Tokenizer) -> Segments:
@@ -227,6 +255,7 @@ def _indexed(index: SegmentIndex, ids: IntArray, tokenizer: Tokenizer) -> Segmen
         tokens=[int(ids[run[0].start]) if run[0].text is None else None for run in runs],
         texts=[None if run[0].text is None else _joined_text(run, ids, tokenizer) for run in runs],
         ids=lambda index: ids[runs[index][0].start : runs[index][-1].end],
+        count=lambda index: runs[index][-1].end - runs[index][0].start,
     )
 
 
@@ -267,7 +296,7 @@ def _structure_difference(expected: Segments, actual: Segments) -> str:
 
 def _structure(side: Segments, tokenizer: Tokenizer) -> str:
     return " ".join(
-        f"({len(side.ids(index))} tokens)" if token is None else f"[{tokenizer.decode([token])}]"
+        f"({side.count(index)} tokens)" if token is None else f"[{tokenizer.decode([token])}]"
         for index, token in enumerate(side.tokens)
     )
 

@@ -27,8 +27,8 @@ def report(
 ) -> list[Any]:
     """Both reports of a session whose ids came in one piece; they must agree."""
     ids = np.array(tokenizer.encode(actual) if isinstance(actual, str) else actual, dtype=np.int64)
-    index = SegmentIndex.extend(None, 0, ids, tokenizer)
     of = get_family(family)
+    index = SegmentIndex.extend(None, 0, ids, tokenizer, encoded=len(ids) if isinstance(actual, str) else 0)
     kwargs = of.fixed_template_kwargs
     full = full_report(tokenizer, of, ids, messages, tools, kwargs)
     assert incremental_report(index, tokenizer, of, ids, messages, tools, kwargs) == full
@@ -188,6 +188,26 @@ def test_a_character_that_two_nodes_share_is_decoded_whole(chatml: HFTokenizer) 
     assert incremental_report(whole, chatml, family, np.array(ids), [USER, said], None, {}) == []
 
 
+def test_counts_of_what_was_encoded_are_remembered(chatml: HFTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = chatml.encode(CHATML_TEXT)
+    index = SegmentIndex.extend(None, 0, np.array(ids), chatml, encoded=len(ids))
+    family = get_family("qwen3")
+    longer = [USER, SAID, USER]
+    full = full_report(chatml, family, np.array(ids), longer, None, {})
+    encoded: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        encoded.append(text)
+        return HFTokenizer.encode(chatml, text)
+
+    monkeypatch.setattr(chatml, "encode", encode)
+    assert incremental_report(index, chatml, family, np.array(ids), longer, None, {}) == full
+    assert "assistant\nThree." not in encoded
+    plain = SegmentIndex.extend(None, 0, np.array(ids), chatml)
+    assert incremental_report(plain, chatml, family, np.array(ids), longer, None, {}) == full
+    assert "assistant\nThree." in encoded
+
+
 # The incremental report against the slow one
 
 TEXTS = st.lists(
@@ -208,7 +228,8 @@ def sessions(draw: st.DrawFn, tokenizer: Tokenizer) -> tuple[SegmentIndex, IntAr
     """Messages; ids that are their render with a few ids changed; an index made of nodes that cut and extend."""
     messages = draw(MESSAGES)
     text = tokenizer.render(messages, tools=None, add_generation_prompt=False, template_kwargs={})
-    ids = tokenizer.encode(text)
+    clean = tokenizer.encode(text)
+    ids = list(clean)
     some = st.integers(0, 300) | st.sampled_from([*sorted(tokenizer.special_ids), 2048, 4000, *tokenizer.encode("\n")])
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(ids)))
@@ -217,8 +238,12 @@ def sessions(draw: st.DrawFn, tokenizer: Tokenizer) -> tuple[SegmentIndex, IntAr
     index: SegmentIndex | None = None
     end = kept = 0
     for cut in sorted(draw(st.lists(st.integers(0, len(ids)), max_size=4))):
+        # The first node's ids are the tokenizer's up to where they were changed.
         junk = draw(st.lists(some, max_size=2))
-        index = SegmentIndex.extend(index, kept, np.array(ids[kept:cut] + junk, dtype=np.int64), tokenizer)
+        piece = np.array(ids[kept:cut] + junk, dtype=np.int64)
+        same = next((at for at, (one, other) in enumerate(zip(ids, clean, strict=False)) if one != other), len(clean))
+        encoded = 0 if kept else min(same, cut)
+        index = SegmentIndex.extend(index, kept, piece, tokenizer, encoded=encoded)
         end = cut
         kept = draw(st.integers(max(0, end - 3), end))
     index = SegmentIndex.extend(index, kept, np.array(ids[kept:], dtype=np.int64), tokenizer)
