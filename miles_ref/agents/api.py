@@ -1,0 +1,117 @@
+"""What an agent function may use, and the errors that its caller sees (agents.md). Imports nothing heavy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from miles_ref.errors import MilesRefError, UsageError
+
+
+class InfraAbort(Exception):
+    """The infrastructure failed, not the agent: the trial is aborted and not trained (agents.md, The caller's side).
+
+    `reason` is one word: WorkerUnreachable, WorkerLost, WorkerCancelled, ChildExited, SpawnFailed, or an agent's own.
+    `exit_status` is the child's exit code, minus the number of the signal that ended it, or None if it has none.
+    """
+
+    def __init__(self, reason: str, exit_status: int | None = None) -> None:
+        super().__init__(reason, exit_status)
+        self.reason = reason
+        self.exit_status = exit_status
+
+    def __str__(self) -> str:
+        return self.reason if self.exit_status is None else f"{self.reason} (exit status {self.exit_status})"
+
+
+class AgentFunctionError(MilesRefError):
+    """The agent's own error in another process: the outcome `error` (agents.md, The child process).
+
+    `phase` is import, run or result; `type` and `message` are the exception's; `traceback` is its text in the child.
+    """
+
+    def __init__(self, phase: str, type: str, message: str, traceback: str) -> None:
+        super().__init__(phase, type, message, traceback)
+        self.phase = phase
+        self.type = type
+        self.message = message
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        return f"the agent function failed ({self.phase}): {self.type}: {self.message}"
+
+
+class WorkerRefusedError(UsageError):
+    """A worker refused a call for its configuration: 400, 401, 403, 409 or 413 (agents.md, The caller's side)."""
+
+    def __init__(self, message: str, *, url: str, status: int, code: str) -> None:
+        super().__init__(message)
+        self.url = url
+        self.status = status
+        self.code = code
+
+
+Reporter = Callable[[bytes], None]
+"""Takes one item as JSON text."""
+
+_call_reporter: ContextVar[Reporter | None] = ContextVar("miles_ref_agent_reporter", default=None)
+_process_reporter: Reporter | None = None
+
+
+def report_to_caller(item: Any) -> None:
+    """Send one JSON value to the caller, ahead of the result, in order, exactly once (agents.md, The child process).
+
+    May be called any number of times, from any thread of the call's process, also in the cleanup after a cancel. Blocks
+    while the caller has not read on and the call's report budget is used up. Raises TypeError or ValueError for what is
+    not JSON, RuntimeError outside of a call.
+    """
+    reporter = _call_reporter.get() or _process_reporter
+    if reporter is None:
+        raise RuntimeError("report_to_caller was called outside of an agent call: run the agent by call_agent_function")
+    reporter(strict_json(item))
+
+
+@contextlib.contextmanager
+def reporting_to(reporter: Reporter) -> Iterator[None]:
+    """Make `reporter` the target of report_to_caller in this context: one inline call."""
+    token = _call_reporter.set(reporter)
+    try:
+        yield
+    finally:
+        _call_reporter.reset(token)
+
+
+def set_process_reporter(reporter: Reporter) -> None:
+    """Make `reporter` the target in every thread of this process: a child process serves one call."""
+    global _process_reporter
+    _process_reporter = reporter
+
+
+def strict_json(value: Any) -> bytes:
+    """Return the JSON text of `value`; ASCII only.
+
+    Raises TypeError for what JSON has no form for, ValueError for NaN, infinities and circular references: json.dumps
+    alone would write NaN as no JSON, and turn keys that are not strings into other keys.
+    """
+    _refuse_odd_keys(value)
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def _refuse_odd_keys(value: Any) -> None:
+    seen: set[int] = set()
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if not isinstance(item, (dict, list, tuple)) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict):
+            for key in item:
+                if not isinstance(key, str):
+                    raise TypeError(f"not JSON: the key {key!r} of an object is not a string")
+            pending.extend(item.values())
+        else:
+            pending.extend(item)

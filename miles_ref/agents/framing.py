@@ -1,0 +1,77 @@
+"""Frames on the pipes between a call's child process and its parent (agents.md, The child process).
+
+A frame is one byte of kind, eight bytes of length (big-endian), and that many bytes of JSON text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import Enum
+
+_HEADER = struct.Struct(">cQ")
+MAX_FRAME_BYTES = 4 << 30
+
+
+class Frame(Enum):
+    """Kinds of frames: one request down; then started, reports and one outcome up."""
+
+    REQUEST = b"Q"
+    STARTED = b"S"
+    REPORT = b"R"
+    OUTCOME = b"O"
+
+
+class FrameError(ValueError):
+    """The bytes on a pipe are not frames: somebody else wrote to it."""
+
+
+def pack(kind: Frame, payload: bytes = b"") -> bytes:
+    """Return the bytes of one frame."""
+    return _HEADER.pack(kind.value, len(payload)) + payload
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames; linear in the bytes, whatever the sizes of the chunks."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes as they arrived."""
+        self._buffer += data
+
+    def next_frame(self) -> tuple[Frame, bytes] | None:
+        """Take the next complete frame, or None. Raises FrameError for an unknown kind or an absurd length."""
+        if len(self._buffer) < _HEADER.size:
+            return None
+        kind, length = _HEADER.unpack_from(self._buffer)
+        if length > MAX_FRAME_BYTES:
+            raise FrameError(f"a frame of {length} bytes on the channel of a child process")
+        end = _HEADER.size + length
+        if len(self._buffer) < end:
+            return None
+        payload = bytes(memoryview(self._buffer)[_HEADER.size : end])
+        del self._buffer[:end]
+        try:
+            return Frame(kind), payload
+        except ValueError:
+            raise FrameError(f"a frame of unknown kind {kind!r} on the channel of a child process") from None
+
+
+def read_frame(read: Callable[[int], bytes]) -> tuple[Frame, bytes]:
+    """Read exactly one frame by `read(n)`, which returns at most n bytes, and b"" at the end. Raises EOFError."""
+    header = _read_exactly(read, _HEADER.size)
+    kind, length = _HEADER.unpack(header)
+    return Frame(kind), _read_exactly(read, length)
+
+
+def _read_exactly(read: Callable[[int], bytes], count: int) -> bytes:
+    parts = []
+    while count:
+        part = read(min(count, 1 << 20))
+        if not part:
+            raise EOFError("the pipe ended inside a frame")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
