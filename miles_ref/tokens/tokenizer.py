@@ -256,7 +256,7 @@ def _apply_chat_template(
     return cast("str", text)
 
 
-_PROBE_TEMPLATE = "{{ [messages, tools, documents, add_generation_prompt, extra, eos_token or ] | tojson }}"
+_PROBE_TEMPLATE = "{{ [messages, tools, documents, add_generation_prompt, extra, eos_token or ''] | tojson }}"
 _PROBE: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "é", "cache": None}], "name": None},
     {"role": "assistant", "content": "", "reasoning": "r", "tool_calls": [{"function": {"arguments": {"a": [1.5]}}}]},

@@ -13,6 +13,7 @@ import pytest
 
 from miles_ref.data import tokenizer_names, tokenizer_path
 from miles_ref.errors import MessageValidationError, TokenizationError, UsageError
+from miles_ref.tokens import tokenizer as tokenizer_module
 from miles_ref.tokens.tokenizer import BytesTokenizer, HFTokenizer, Tokenizer, load_tokenizer
 
 
@@ -120,6 +121,23 @@ def test_a_template_sees_what_transformers_shows(variant: Callable[..., HFTokeni
     assert '"thinking": "r"' in by_transformers
     documents = [{"title": "t", "text": "x"}]
     assert '"title"' in render(tokenizer, messages, documents=documents, extra=1)
+
+
+def test_the_installed_transformers_allows_the_direct_call(
+    variant: Callable[..., HFTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = variant(template="{{ messages | length }}{{ eos_token }}{{ bos_token }}")
+    assert render(tokenizer, [{"role": "user"}]) == "1<|im_end|>"
+    monkeypatch.setattr(tokenizer._hf, "apply_chat_template", None, raising=False)
+    assert render(tokenizer, [{"role": "user"}]) == "1<|im_end|>"
+
+
+def test_another_preparation_by_transformers_is_not_bypassed(
+    variant: Callable[..., HFTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "_as_transformers_shows", dict)
+    tokenizer = variant(template="{{ messages | tojson }}")
+    assert render(tokenizer, [{"role": "user", "name": None}]) == '[{"role": "user"}]'
 
 
 def test_a_template_that_raises_gives_its_message(variant: Callable[..., HFTokenizer]) -> None:
