@@ -1,0 +1,73 @@
+# Everything works from a fresh clone: the targets make .venv themselves, and install again only when
+# pyproject.toml or constraints.txt changed.
+#
+#   make demo        one episode end to end, shown and proven     (ARGS="--version v2", ARGS=--json, ...)
+#   make test        the whole suite                              (ARGS="tests/unit -k merge", ...)
+#   make check       lint, format, types, layers
+#   make bench       measure; bench-report and bench-compare use what it saved
+#   make mutants     prove that the corpus can fail
+#   make abort-matrix, make test-sglang
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 6
+ARGS ?=
+BIN := $(VENV)/bin
+ENGINE := $(VENV)/.installed-engine
+TEST := $(VENV)/.installed-test
+OUT := out
+RESULTS := $(OUT)/bench.json
+
+.PHONY: demo test check bench bench-report bench-compare mutants abort-matrix test-sglang clean
+.DEFAULT_GOAL := test
+
+demo: $(ENGINE)
+	$(BIN)/miles-ref demo $(ARGS)
+
+test: $(TEST)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+check: $(TEST)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(TEST)
+	mkdir -p $(OUT)
+	$(BIN)/python -m pytest bench -n 0 -p no:randomly --timeout 0 --benchmark-json $(RESULTS) $(ARGS)
+
+bench-report: $(TEST)
+	$(BIN)/python -m bench.report $(RESULTS) --out $(OUT)/bench
+
+# make bench-compare BASE=before.json NEW=out/bench.json ARGS="--threshold 1.25"
+bench-compare: $(TEST)
+	$(BIN)/python -m bench.compare $(BASE) $(or $(NEW),$(RESULTS)) $(ARGS)
+
+mutants: $(TEST)
+	$(BIN)/python -m tests.golden.mutants $(ARGS)
+
+abort-matrix: $(TEST)
+	mkdir -p $(OUT)
+	$(BIN)/python -m tests.e2e.agents.matrix_report $(ARGS)
+
+# In an environment of its own: the protocol models of the sglang wheel.
+test-sglang: $(ENGINE)
+	PYTHON=$(PYTHON) bash tests/sglang/run.sh
+
+clean:
+	rm -rf $(VENV) $(OUT)
+
+$(ENGINE): $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine]'
+	touch $@
+
+$(TEST): $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	touch $@ $(ENGINE)
+
+# Where Debian's python3 has no venv module of its own, virtualenv does the same.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Python 3.11 or newer is needed: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m pip install --quiet virtualenv && $(PYTHON) -m virtualenv $(VENV); }
+	touch $@

@@ -1,0 +1,106 @@
+"""What the driver must know: where the session server is, how the agent runs, how long to wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, cast
+
+from miles_ref.agents.call import AgentSettings
+from miles_ref.errors import UsageError
+
+AgentFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+Version: TypeAlias = Literal["v1", "v2"]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSettings:
+    """Settings of `generate` and `OpenAIEndpointTracer`. Both take this, or any object with the attributes below.
+
+    `session_servers` are the addresses `ip:port` of the instances; each session belongs to one of them. `version` is
+    what they serve. `scope` names the rollout's calls for an abort: its router's `ip:port`, None if there is no router.
+    `max_seq_len` is the token budget of a sample (None: no limit). `agent_function` is `pkg.module.fn`,
+    `pkg.module:fn`, or, in mode inline, the function itself. Timeouts are in seconds, each for one whole request.
+
+    `of(args)` reads these attributes, named as the flags are; those with a default may be absent or None:
+
+    | attribute | default |
+    |---|---|
+    | session_server_ip | |
+    | session_server_port: one port, or a list of them, one an instance | |
+    | session_server_instance_id | None |
+    | use_session_server: True, "v1" or "v2" | "v1" |
+    | sglang_router_ip, sglang_router_port | None |
+    | max_seq_len | None |
+    | custom_agent_function_path | |
+    | custom_agent_function_mode, custom_agent_function_worker_url, ... (see AgentSettings) | "inline" |
+    | session_create_timeout, session_collect_timeout, session_delete_timeout | 30, 120, 30 |
+    """
+
+    session_servers: tuple[str, ...]
+    version: Version = "v1"
+    session_server_instance_id: str | None = None
+    scope: str | None = None
+    max_seq_len: int | None = None
+    agent_function: str | AgentFunction | None = None
+    agent: AgentSettings = field(default_factory=AgentSettings)
+    create_timeout: float = 30.0
+    collect_timeout: float = 120.0
+    delete_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.session_servers:
+            raise UsageError("no session server: set session_server_ip and session_server_port")
+        if self.version not in ("v1", "v2"):
+            raise UsageError(f"use_session_server is {self.version!r}: the session server speaks v1 or v2")
+        for name in ("create_timeout", "collect_timeout", "delete_timeout"):
+            seconds = getattr(self, name)
+            if not (isinstance(seconds, int | float) and seconds > 0 and math.isfinite(seconds)):
+                raise UsageError(f"session_{name} is {seconds!r}: give a positive number of seconds")
+        limit = self.max_seq_len
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise UsageError(f"max_seq_len is {limit!r}: give a positive number of tokens, or None for no limit")
+
+    @classmethod
+    def of(cls, args: Any) -> DriverSettings:
+        """`args` itself if it is a DriverSettings, else its attributes as the class lists them. Raises UsageError."""
+        if isinstance(args, DriverSettings):
+            return args
+
+        def read(name: str, default: Any = None) -> Any:
+            value = getattr(args, name, None)
+            return default if value is None else value
+
+        return cls(
+            session_servers=_addresses(read("session_server_ip"), read("session_server_port")),
+            version=_version(read("use_session_server", "v1")),
+            session_server_instance_id=read("session_server_instance_id"),
+            scope=_scope(read("sglang_router_ip"), read("sglang_router_port")),
+            max_seq_len=read("max_seq_len"),
+            agent_function=read("custom_agent_function_path"),
+            agent=AgentSettings.of(args),
+            create_timeout=read("session_create_timeout", 30.0),
+            collect_timeout=read("session_collect_timeout", 120.0),
+            delete_timeout=read("session_delete_timeout", 30.0),
+        )
+
+
+def host_and_port(ip: str, port: Any) -> str:
+    """`ip:port`, with brackets around an IPv6 address."""
+    return f"[{ip}]:{port}" if ":" in ip and not ip.startswith("[") else f"{ip}:{port}"
+
+
+def _addresses(ip: str | None, ports: Any) -> tuple[str, ...]:
+    if ip is None or ports is None:
+        return ()
+    several = ports if isinstance(ports, Sequence) and not isinstance(ports, str) else [ports]
+    return tuple(host_and_port(ip, port) for port in several)
+
+
+def _scope(ip: str | None, port: Any) -> str | None:
+    return None if ip is None or port is None else host_and_port(ip, port)
+
+
+def _version(value: Any) -> Version:
+    return "v1" if value is True else cast(Version, value)
