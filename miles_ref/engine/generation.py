@@ -216,6 +216,11 @@ class Worker:
                 job.aborted = True
         return len(found)
 
+    @property
+    def running(self) -> int:
+        """How many jobs have not ended."""
+        return len(self._jobs)
+
     def close(self) -> None:
         """Take no more jobs, end all there are as aborted, then the thread. Waits for the pass that is under way."""
         with self._lock:

@@ -121,7 +121,9 @@ def _find_task(messages: Sequence[Mapping[str, Any]]) -> tuple[int, Operation | 
 
 
 def _longest_expression(text: str) -> Operation | None:
-    candidates = [candidate for candidate in _CANDIDATE.findall(text) if not candidate.isdigit()]
+    # What is followed by its result is a statement, not a task.
+    found = _CANDIDATE.findall(_FACT.sub(" ", text))
+    candidates = [candidate for candidate in found if not candidate.isdigit()]
     for candidate in sorted(candidates, key=len, reverse=True):
         for spelling in (candidate, candidate.strip("() "), candidate.rstrip(") "), candidate.lstrip("( ")):
             try:

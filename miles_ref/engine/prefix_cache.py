@@ -64,16 +64,16 @@ class PrefixCache(Generic[P]):
         if len(ids) > self.budget:
             return
         path, length = self._walk(ids)
+        parent = path[-1] if path else None
+        if parent is not None and length < len(ids):
+            inside = length - sum(len(node.ids) for node in path[:-1])
+            if inside < len(parent.ids):
+                self._split(parent, inside)
         now = next(self._clock)
         for node in path:
             node.used = now
         if length == len(ids):
             return
-        parent = path[-1] if path else None
-        if parent is not None:
-            inside = length - sum(len(node.ids) for node in path[:-1])
-            if inside < len(parent.ids):
-                self._split(parent, inside)
         new: _Node[P] = _Node(ids[length:].copy(), piece_of(length, len(ids)), parent)
         new.used = now
         self._siblings(parent)[int(new.ids[0])] = new

@@ -94,7 +94,10 @@ def change_log_prob(claim: Claim) -> Claim:
 
 
 def shift_mask(claim: Claim) -> Claim:
-    """Control: each run of trained tokens begins and ends one token earlier, where no log prob was recorded."""
+    """Control: each run of trained tokens begins and ends one token earlier, where no log prob was recorded.
+
+    A prompt of a single token leaves no room for it: the first token of all cannot be trained.
+    """
     # One more token than the response, for a run at its very beginning; never the first token of all.
     size = min(len(claim.mask) + 1, len(claim.tokens) - 1)
     log_probs, mask = np.zeros(size), np.zeros(size + 1, dtype=np.int64)

@@ -154,7 +154,7 @@ def make_app(engine: Engine) -> web.Application:
         return _json({"aborted": engine.worker.abort(None if asked.abort_all else asked.rid)})
 
     async def health(_: web.Request) -> web.Response:
-        return _json({"status": "ok"})
+        return _json({"status": "ok", "running": engine.worker.running})
 
     async def models(_: web.Request) -> web.Response:
         return _json(protocol.model_list(engine.model.name, engine.context_length))

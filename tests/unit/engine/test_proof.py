@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from miles_ref.engine import proof
+from miles_ref.engine.model import LanguageModel
+from miles_ref.engine.proof import Claim, prove, prove_claims
+
+
+def sample(model: LanguageModel, prompt: int, parts: list[tuple[int, int]]) -> Claim:
+    """A true claim: random tokens, `parts` = runs of (mask, length) after `prompt` tokens."""
+    mask = np.repeat([bit for bit, _ in parts], [length for _, length in parts]).astype(np.int64)
+    tokens = np.random.default_rng(0).integers(0, model.vocabulary, prompt + len(mask))
+    log_probs, _ = model.read_once(tokens.tolist(), range(prompt - 1, len(tokens) - 1))
+    said = log_probs[np.arange(len(mask)), tokens[prompt:]].double().numpy()
+    return Claim(tokens, mask, np.where(mask, said, 0.0))
+
+
+SHAPES = [
+    (5, [(1, 6), (0, 4), (1, 7)]),
+    (5, [(1, 6)]),
+    (2, [(1, 1)]),
+    (4, [(0, 3), (1, 2), (0, 2)]),
+]
+
+
+@pytest.mark.parametrize(("prompt", "parts"), SHAPES)
+def test_a_true_sample_is_proven_and_its_controls_fail(
+    tiny_moe: LanguageModel, prompt: int, parts: list[tuple[int, int]]
+) -> None:
+    claim = sample(tiny_moe, prompt, parts)
+    assert prove(claim.tokens.tolist(), len(claim.mask), claim.mask.tolist(), claim.log_probs.tolist(), tiny_moe) < 1e-9
+    report = prove_claims([claim], tiny_moe)
+    assert report.proven
+    assert report.controls_failed == 3
+    assert report.trained_tokens == claim.mask.sum()
+    assert report.to_json()["proven"] is True
+
+
+def test_every_trained_token_is_looked_at(tiny_moe: LanguageModel) -> None:
+    claim = sample(tiny_moe, *SHAPES[0])
+    for at in range(len(claim.mask)):
+        log_probs = claim.log_probs.copy()
+        log_probs[at] -= 2e-4
+        error = Claim(claim.tokens, claim.mask, log_probs).error(tiny_moe)
+        assert (error > 1e-4) == bool(claim.mask[at])
+
+
+def test_log_probs_that_are_not_finite_prove_nothing(tiny_moe: LanguageModel) -> None:
+    claim = sample(tiny_moe, *SHAPES[1])
+    for value in (math.nan, -math.inf):
+        log_probs = claim.log_probs.copy()
+        log_probs[0] = value
+        assert Claim(claim.tokens, claim.mask, log_probs).error(tiny_moe) == math.inf
+
+
+def test_nothing_trained_is_nothing_proven(tiny_moe: LanguageModel) -> None:
+    untrained = Claim.of([1, 2, 3], 0, None, None)
+    assert untrained.error(tiny_moe) == 0.0
+    assert not prove_claims([untrained], tiny_moe).proven
+    assert not prove_claims([], tiny_moe).proven
+    true = sample(tiny_moe, *SHAPES[1])
+    assert prove_claims([untrained, true], tiny_moe).proven
+
+
+def test_one_false_sample_among_others_is_found(tiny_moe: LanguageModel) -> None:
+    true = sample(tiny_moe, *SHAPES[0])
+    false = proof.change_token(true, tiny_moe.vocabulary)
+    report = prove_claims([true, false], tiny_moe)
+    assert report.max_logprob_error > 1e-4
+    assert not report.proven
+
+
+def test_the_shifted_mask_is_one_token_earlier() -> None:
+    claim = Claim(np.arange(8), np.array([1, 1, 0, 0, 1]), np.array([-1.0, -2.0, 0.0, 0.0, -3.0]))
+    assert claim.trained.tolist() == [3, 4, 7]
+    shifted = proof.shift_mask(claim)
+    assert shifted.trained.tolist() == [2, 3, 6]
+    assert shifted.log_probs.tolist() == [0.0, -1.0, -2.0, 0.0, 0.0, -3.0]
+
+
+def test_lengths_that_contradict_are_refused() -> None:
+    with pytest.raises(ValueError, match="response_length is 2"):
+        Claim.of([1, 2, 3], 2, [1], [-1.0])
+    with pytest.raises(ValueError, match="do not belong together"):
+        Claim.of([1, 2, 3], 1, [1], [-1.0, -2.0])
+    with pytest.raises(ValueError, match="do not belong together"):
+        Claim.of([1], 2, [1, 1], [-1.0, -2.0])
+    with pytest.raises(ValueError, match="first token"):
+        Claim.of([1, 2], 2, [1, 1], [-1.0, -2.0])
