@@ -42,9 +42,7 @@ async def generate(
     opened, and for a worker's refusal; what `collect_samples` raises, but its timeout; CancelledError.
     """
     settings = DriverSettings.of(args)
-    if settings.agent_function is None:
-        raise UsageError("there is no agent function: set custom_agent_function_path to pkg.module:function")
-    settings.agent.check(settings.session_servers)
+    settings.check_agent()
     tracer = await tracer_type.create(settings)
     try:
         agent_metadata = await _run_agent(tracer, settings, sample, sampling_params, on_report)
@@ -79,7 +77,7 @@ async def _run_agent(
     try:
         returned = await call_agent_function(
             settings.agent_function,
-            mode=settings.agent.mode,
+            mode=settings.agent_mode,
             kwargs=kwargs,
             scope=settings.scope,
             settings=settings.agent,

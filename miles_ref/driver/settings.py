@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-from miles_ref.agents.call import AgentSettings
+from miles_ref.agents.settings import AgentSettings, check_agent_call
 from miles_ref.errors import UsageError
 
 AgentFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
@@ -21,7 +22,8 @@ class DriverSettings:
     `session_servers` are the addresses `ip:port` of the instances; each session belongs to one of them. `version` is
     what they serve. `scope` names the rollout's calls for an abort: its router's `ip:port`, None if there is no router.
     `max_seq_len` is the token budget of a sample (None: no limit). `agent_function` is `pkg.module.fn`,
-    `pkg.module:fn`, or, in mode inline, the function itself. Timeouts are in seconds, each for one whole request.
+    `pkg.module:fn`, or, in mode inline, the function itself; `agent_mode` is where it runs (agents.md), `agent` how.
+    Timeouts are in seconds, each for one whole request.
 
     `of(args)` reads these attributes, named as the flags are; those with a default may be absent or None:
 
@@ -34,7 +36,10 @@ class DriverSettings:
     | sglang_router_ip, sglang_router_port | None |
     | max_seq_len | None |
     | custom_agent_function_path | |
-    | custom_agent_function_mode, custom_agent_function_worker_url, ... (see AgentSettings) | "inline" |
+    | custom_agent_function_mode: "inline", "subproc" or "worker" | "inline" |
+    | custom_agent_function_worker_url: one URL, or several as a list or with commas | |
+    | custom_agent_function_worker_env: name patterns, as a list or with commas | AgentSettings' |
+    | custom_agent_function_worker_token_file | None |
     | session_create_timeout, session_collect_timeout, session_delete_timeout | 30, 120, 30 |
     """
 
@@ -44,6 +49,7 @@ class DriverSettings:
     scope: str | None = None
     max_seq_len: int | None = None
     agent_function: str | AgentFunction | None = None
+    agent_mode: str = "inline"
     agent: AgentSettings = field(default_factory=AgentSettings)
     create_timeout: float = 30.0
     collect_timeout: float = 120.0
@@ -76,14 +82,22 @@ class DriverSettings:
             session_servers=_addresses(read("session_server_ip"), read("session_server_port")),
             version=_version(read("use_session_server", "v1")),
             session_server_instance_id=read("session_server_instance_id"),
-            scope=_scope(read("sglang_router_ip"), read("sglang_router_port")),
+            scope=rollout_scope(args),
             max_seq_len=read("max_seq_len"),
-            agent_function=read("custom_agent_function_path"),
-            agent=AgentSettings.of(args),
+            agent_function=agent_function(args),
+            agent_mode=read("custom_agent_function_mode", "inline"),
+            agent=_agent_settings(read),
             create_timeout=read("session_create_timeout", 30.0),
             collect_timeout=read("session_collect_timeout", 120.0),
             delete_timeout=read("session_delete_timeout", 30.0),
         )
+
+    def check_agent(self) -> None:
+        """Raise UsageError, naming the flag, where no call of the agent function can work with these settings."""
+        if self.agent_function is None:
+            raise UsageError("there is no agent function: set --custom-agent-function-path to pkg.module.function")
+        for address in self.session_servers:
+            check_agent_call(self.agent_mode, self.agent, f"http://{address}")
 
 
 def host_and_port(ip: str, port: Any) -> str:
@@ -98,8 +112,34 @@ def _addresses(ip: str | None, ports: Any) -> tuple[str, ...]:
     return tuple(host_and_port(ip, port) for port in several)
 
 
-def _scope(ip: str | None, port: Any) -> str | None:
+def _agent_settings(read: Callable[..., Any]) -> AgentSettings:
+    settings = AgentSettings(worker_urls=_several(read("custom_agent_function_worker_url", ())))
+    patterns, token_file = read("custom_agent_function_worker_env"), read("custom_agent_function_worker_token_file")
+    if patterns is not None:
+        settings = replace(settings, worker_env=_several(patterns))
+    if token_file is not None:
+        settings = replace(settings, worker_token_file=Path(token_file))
+    return settings
+
+
+def _several(value: str | Sequence[str]) -> tuple[str, ...]:
+    items = value.split(",") if isinstance(value, str) else value
+    return tuple(item.strip() for item in items if item.strip())
+
+
+def rollout_scope(args: Any) -> str | None:
+    """What an abort of this rollout's agent calls is asked for by: the router's `ip:port`, None without a router."""
+    if isinstance(args, DriverSettings):
+        return args.scope
+    ip, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
     return None if ip is None or port is None else host_and_port(ip, port)
+
+
+def agent_function(args: Any) -> str | AgentFunction | None:
+    """The agent function of a DriverSettings, or of an object with its attributes."""
+    if isinstance(args, DriverSettings):
+        return args.agent_function
+    return cast(str | AgentFunction | None, getattr(args, "custom_agent_function_path", None))
 
 
 def _version(value: Any) -> Version:

@@ -321,7 +321,7 @@ async def test_a_session_that_cannot_be_opened_runs_no_agent(server: ScriptedSes
 
 
 async def test_no_agent_function_is_an_error_before_a_session_is_opened(server: ScriptedSessionServer) -> None:
-    with pytest.raises(UsageError, match="custom_agent_function_path"):
+    with pytest.raises(UsageError, match="--custom-agent-function-path"):
         await generate(server.settings(), Sample(), {})
     assert server.calls == []
 

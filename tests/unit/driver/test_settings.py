@@ -1,5 +1,6 @@
 """Settings of the driver, read off an object whose attributes are named as the flags are."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ def test_defaults() -> None:
     settings = DriverSettings.of(args())
     assert settings.session_servers == ("10.0.0.1:30000",)
     assert (settings.version, settings.scope, settings.max_seq_len) == ("v1", None, None)
-    assert (settings.collect_timeout, settings.agent.mode) == (120.0, "inline")
+    assert (settings.collect_timeout, settings.agent_mode) == (120.0, "inline")
 
 
 def test_absent_and_none_are_the_same() -> None:
@@ -47,6 +48,35 @@ def test_an_ipv6_address_gets_brackets() -> None:
 
 def test_the_scope_is_the_routers_address() -> None:
     assert DriverSettings.of(args(sglang_router_ip="10.0.0.9", sglang_router_port=3000)).scope == "10.0.0.9:3000"
+
+
+@pytest.mark.parametrize("spelling", ["http://a:1,http://b:2", ["http://a:1", "http://b:2"]])
+def test_worker_urls(spelling: Any) -> None:
+    settings = DriverSettings.of(args(custom_agent_function_worker_url=spelling))
+    assert settings.agent.worker_urls == ("http://a:1", "http://b:2")
+
+
+def test_worker_settings() -> None:
+    flags = {"mode": "worker", "worker_env": "A_*, B", "worker_token_file": "/t"}
+    settings = DriverSettings.of(args(**{f"custom_agent_function_{name}": value for name, value in flags.items()}))
+    assert (settings.agent_mode, settings.agent.worker_env) == ("worker", ("A_*", "B"))
+    assert settings.agent.worker_token_file == Path("/t")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({}, "--custom-agent-function-path"),
+        ({"path": "m.f", "mode": "thread"}, "--custom-agent-function-mode"),
+        ({"path": "m.f", "mode": "worker"}, "--custom-agent-function-worker-url"),
+        ({"path": "m.f", "mode": "worker", "worker_url": "http://10.0.0.7:1"}, "--custom-agent-function-worker-url"),
+    ],
+)
+def test_settings_with_which_no_agent_call_can_work(change: dict[str, Any], named: str) -> None:
+    given = {f"custom_agent_function_{name}": value for name, value in change.items()}
+    settings = DriverSettings.of(args(session_server_ip="127.0.0.1", **given))
+    with pytest.raises(UsageError, match=named):
+        settings.check_agent()
 
 
 @pytest.mark.parametrize(
