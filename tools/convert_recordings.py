@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 WHY = {
-    "assemble": "Right values of a trusted implementation for generated records: any rule of compute to merge may break here.",
-    "encode": "Right bytes of a trusted implementation for generated samples: order, layout or number spelling may break here.",
+    "assemble": "Right values of a trusted implementation for generated records: a rule of any stage may break here.",
+    "encode": "Right bytes of a trusted implementation for generated samples: order, layout and number spelling.",
     "decode": "Right values or refusal of a trusted implementation for a generated, perhaps damaged payload.",
     "match": "Right verdict of a trusted implementation for a generated pair of messages.",
-    "http": "A generated session recorded at a trusted server: every reply, backend request and sample must be the same.",
+    "http": "A generated session recorded at a trusted server: all replies, backend requests and samples must agree.",
 }
 SPEC = {
     "assemble": "pipeline.md#Contract: from turn records to training samples",
@@ -52,7 +52,9 @@ def http_case(recorded: Mapping[str, Any]) -> dict[str, Any]:
         {**step, "expect": expectation(seen)}
         for step, seen in zip(recorded["steps"], recorded["observed"], strict=True)
     ]
-    return golden({**{k: recorded[k] for k in ("id", "kind", "version", "config")}, "input": {"steps": steps}, "expect": {}})
+    return golden(
+        {**{k: recorded[k] for k in ("id", "kind", "version", "config")}, "input": {"steps": steps}, "expect": {}}
+    )
 
 
 def expectation(seen: Mapping[str, Any]) -> dict[str, Any]:

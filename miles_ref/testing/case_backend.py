@@ -125,7 +125,7 @@ def _parse(raw: bytes) -> Any:
 
 
 def reply_bytes(body: Any) -> bytes:
-    """A reply's body: a string as it is, anything else as JSON, with log probs "-inf", "inf", "nan" as Python writes them."""
+    """A reply's body: a string as it is, anything else as JSON, with log probs "-inf", "inf", "nan" as Python does."""
     if isinstance(body, str):
         return body.encode("utf-8", "surrogatepass")
     return json.dumps(_with_special_log_probs(body)).encode()

@@ -76,7 +76,9 @@ def check_corpus(root: Path, mutants: Iterable[str] | None = None) -> list[str]:
     names = None if mutants is None else set(mutants)
     problems = _repeated_ids(cases)
     for file, case in cases:
-        problems += [f"{file.relative_to(root)}: {case['id']}: {fault}" for fault in _faults(case, known, headings, names)]
+        problems += [
+            f"{file.relative_to(root)}: {case['id']}: {fault}" for fault in _faults(case, known, headings, names)
+        ]
     return problems
 
 

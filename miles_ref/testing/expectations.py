@@ -76,7 +76,5 @@ def expected(verdict: Verdict, entries: Sequence[ExpectedFailure], used: set[Exp
         detail = f"{entry.where} expects it to fail ({entry.reason}); it holds now: remove the entry"
         return replace(verdict, outcome=Outcome.UNEXPECTED_PASS, details=(detail,))
     if verdict.outcome is Outcome.FAILED and not verdict.smoke:
-        return replace(
-            verdict, outcome=Outcome.EXPECTED_FAILURE, details=(f"known: {entry.reason}", *verdict.details)
-        )
+        return replace(verdict, outcome=Outcome.EXPECTED_FAILURE, details=(f"known: {entry.reason}", *verdict.details))
     return verdict

@@ -13,7 +13,6 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 from string import Template
-from typing import Any
 from xml.etree import ElementTree
 
 from miles_ref.errors import UsageError
@@ -148,7 +147,7 @@ def to_junit(report: Report) -> str:
 
 def _xml(text: str) -> str:
     """`text` without the characters that XML 1.0 cannot hold."""
-    return "".join(c if c in "\t\n\r" or c >= " " and not "\ud800" <= c <= "\udfff" else "�" for c in text)
+    return "".join(c if c in "\t\n\r" or (c >= " " and not "\ud800" <= c <= "\udfff") else "�" for c in text)
 
 
 def to_badge(report: Report) -> str:
@@ -158,7 +157,7 @@ def to_badge(report: Report) -> str:
     value = f"{holding} of {len(judged)} hold" if not report.problems else "run does not count"
     colour = "#2e7d32" if report.good else "#b3261e"
     left, right = 72, 14 + 6.6 * len(value)
-    return _BADGE.substitute(
+    return _template("badge.svg").substitute(
         width=f"{left + right:.0f}",
         left=left,
         right=f"{right:.0f}",
@@ -176,7 +175,7 @@ def to_html(report: Report) -> str:
     bad.sort(key=lambda verdict: (not verdict.smoke, order[verdict.outcome]))
     problems = "".join(f"<li>{escape(problem)}</li>" for problem in report.problems)
     failures = "".join(_failure(verdict) for verdict in bad)
-    return _PAGE.substitute(
+    return _template("report.html").substitute(
         title=escape(f"{report.target}: {'holds' if report.good else 'does not hold'}"),
         state="good" if report.good else "bad",
         sentence=escape(report.sentence),
@@ -212,7 +211,7 @@ def _bar(verdicts: Sequence[Verdict]) -> str:
     parts = [(outcome, counts[str(outcome)]) for outcome in reversed(_ORDER) if counts[str(outcome)]]
     bar = "".join(f'<i class="{_css(outcome)}" style="flex:{n}"></i>' for outcome, n in parts)
     legend = "".join(f'<span><b class="{_css(outcome)}"></b>{n} {outcome}</span>' for outcome, n in parts)
-    return f'<div class=bar>{bar}</div><div class=legend>{legend}</div>'
+    return f"<div class=bar>{bar}</div><div class=legend>{legend}</div>"
 
 
 def _area(verdict: Verdict) -> str:
@@ -236,10 +235,10 @@ def _areas(verdicts: Sequence[Verdict]) -> str:
 
 def _failure(verdict: Verdict) -> str:
     details = "\n".join(verdict.details)
-    spec = f'<span class=spec>{escape(verdict.spec)}</span>' if verdict.spec else ""
+    spec = f"<span class=spec>{escape(verdict.spec)}</span>" if verdict.spec else ""
     return (
         f'<article class="{_css(verdict.outcome)}"><header><code>{escape(verdict.case_id)}</code>'
-        f'<em>{verdict.outcome}{", smoke" if verdict.smoke else ""}</em></header>'
+        f"<em>{verdict.outcome}{', smoke' if verdict.smoke else ''}</em></header>"
         f"<p>{escape(verdict.why)} {spec}</p><pre>{escape(details)}</pre></article>"
     )
 
@@ -260,64 +259,5 @@ def _row(verdict: Verdict) -> str:
     )
 
 
-_BADGE = Template(
-    """<svg xmlns="http://www.w3.org/2000/svg" width="$width" height="20" role="img" aria-label="miles-ref: $value">
-<rect width="$width" height="20" rx="3" fill="#444"/>
-<path d="M$left 0h${right}v20h-${right}z" fill="$colour"/>
-<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">
-<text x="$label_at" y="14">miles-ref</text><text x="$value_at" y="14">$value</text></g></svg>
-"""
-)
-
-_PAGE = Template(
-    """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-:root { color-scheme: light dark; --ink: #1d2230; --soft: #5c6474; --line: #dfe2e8; --paper: #fff; --panel: #f6f7f9;
-  --green: #2e7d32; --red: #b3261e; --amber: #a86400; --grey: #9aa1ad; --violet: #6a4fb3; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --soft: #a2aaba; --line: #343a46; --paper: #14171d;
-  --panel: #1d222b; --green: #66bb6a; --red: #ef6b62; --amber: #e0a24a; --grey: #6b7280; --violet: #a48fe0; } }
-body { margin: 0 auto; max-width: 68rem; padding: 2.5rem 1.25rem 5rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.55 system-ui, sans-serif; }
-h1 { font-size: 1.45rem; line-height: 1.35; margin: 0 0 1rem; padding-left: 1rem; border-left: 6px solid var(--grey); }
-h1.good { border-color: var(--green); } h1.bad { border-color: var(--red); }
-h2 { font-size: 1.1rem; margin: 2.5rem 0 .75rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; color: var(--soft); margin: 0 0 1.5rem; }
-dd { margin: 0; color: var(--ink); overflow-wrap: anywhere; }
-.bar { display: flex; height: 14px; border-radius: 7px; overflow: hidden; gap: 1px; background: var(--line); }
-.bar i { min-width: 3px; } .legend { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin-top: .5rem; }
-.legend b { display: inline-block; width: .7em; height: .7em; border-radius: 2px; margin-right: .4em; }
-i.passed, b.passed { background: var(--green); } i.failed, b.failed, i.error, b.error { background: var(--red); }
-i.skipped, b.skipped { background: var(--grey); } i.expected-failure, b.expected-failure { background: var(--amber); }
-i.unexpected-pass, b.unexpected-pass { background: var(--violet); }
-article { border: 1px solid var(--line); border-left: 5px solid var(--red); border-radius: 6px; padding: .75rem 1rem;
-  margin: 0 0 1rem; background: var(--panel); } article.unexpected-pass { border-left-color: var(--violet); }
-article header { display: flex; justify-content: space-between; gap: 1rem; font-weight: 600; } article p { margin: .4rem 0; }
-em, .spec { color: var(--soft); font-style: normal; font-weight: 400; } .spec { font-size: .85rem; }
-pre { margin: .5rem 0 0; padding: .6rem .8rem; background: var(--paper); border: 1px solid var(--line); border-radius: 4px;
-  overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; } th { text-align: left; color: var(--soft); font-weight: 500; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
-#areas td:not(:first-child), #areas th:not(:first-child) { text-align: right; font-variant-numeric: tabular-nums; }
-#areas tr.bad td:first-child { border-left: 4px solid var(--red); } #areas tr.good td:first-child { border-left: 4px solid var(--green); }
-#areas tr.none td { color: var(--grey); } code { font-size: .85em; overflow-wrap: anywhere; }
-#cases td:nth-child(2) { white-space: nowrap; } #cases tr.failed td:nth-child(2), #cases tr.error td:nth-child(2) { color: var(--red); }
-#cases tr.skipped { color: var(--grey); } summary { cursor: pointer; font-size: 1.1rem; font-weight: 600; margin: 2rem 0 .75rem; }
-.problems { color: var(--red); }
-</style></head><body>
-<h1 class=$state>$sentence</h1>
-<dl><dt>Implementation</dt><dd>$target</dd><dt>Corpus</dt><dd>$corpus</dd><dt>Run</dt><dd>$started</dd>
-<dt>Versions</dt><dd>$versions</dd></dl>
-$bar
-$problems
-$failures
-<h2>By area</h2>
-<table id=areas><thead><tr><th>area</th><th>cases</th><th>hold</th><th>fail</th><th>known</th><th>skipped</th><th>time</th></tr></thead>
-<tbody>$areas</tbody></table>
-$skipped
-<details><summary>All cases</summary>
-<table id=cases><thead><tr><th>case</th><th>outcome</th><th>what it pins</th></tr></thead><tbody>$all</tbody></table></details>
-</body></html>
-"""
-)
+def _template(name: str) -> Template:
+    return Template(Path(__file__).with_name(name).read_text(encoding="utf-8"))

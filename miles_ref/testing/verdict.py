@@ -81,7 +81,7 @@ def count(verdicts: Iterable[Verdict]) -> dict[str, int]:
 
 
 def sentence(verdicts: Sequence[Verdict], target: str, problems: Sequence[str] = ()) -> str:
-    """The result in one sentence that can be believed: what was judged, what was not, and the first thing to look at."""
+    """The result in one sentence: what was judged, what was not, and the first thing to look at."""
     bad = [verdict for verdict in verdicts if verdict.bad]
     judged = [verdict for verdict in verdicts if verdict.outcome is not Outcome.SKIPPED]
     smoke = next((verdict for verdict in bad if verdict.smoke), None)

@@ -3,7 +3,8 @@
 Beyond cases.md, for cases that are read by people:
 `$name` in a request's path is the id of the session created as `name`; a string body is sent as it is;
 `backend` may be a list of replies; `{"fail": "cut"}` breaks the backend's reply in its middle;
-`{"do": "hang_up", "job": name}` closes the client's connection of a started step.
+`{"do": "hang_up", "job": name}` closes the client's connection of a started step; `{"do": "until",
+"step": ...}` repeats a step until it holds, within a bound.
 The values of expect may hold the markers of `miles_ref.testing.subset`. `backend_request` is about the request's body,
 unless all its keys are of method, path, headers and body: then about the request as a whole. `content_type` is the
 reply's, without parameters.
@@ -15,6 +16,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,11 +25,15 @@ from urllib.parse import urlsplit
 from miles_ref.errors import CaseError, DecodeError
 from miles_ref.sample import Sample
 from miles_ref.testing.case_backend import CaseBackend, Exchange
+from miles_ref.testing.references import References
 from miles_ref.testing.subset import exact_differences, marker, show, subset_differences
 from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, decode_samples_and_merge_input_sample
 
 TIMEOUT = 60.0
 """Seconds for one reply. A server that needs longer for these sizes hangs."""
+
+UNTIL_TIMEOUT = 30.0
+"""Seconds after which an `until` gives up; generous, because it only bounds a failure."""
 
 ONCE_HEADERS = ("server", "date", "content-type", "content-length")
 WHOLE_REQUEST = {"method", "path", "headers", "body"}
@@ -83,10 +89,9 @@ class HttpRun:
 
     def __init__(self, version: str, server: RunningServer, encode: Callable[[str], Sequence[int]]) -> None:
         self._server = server
-        self._encode = encode
+        self._refs = References(encode)
         self._fields = SAMPLES_VALUE_SPEC_V2 if version == "v2" else SAMPLES_VALUE_SPEC
         self._sessions: dict[str, str] = {}
-        self._saved: dict[str, Any] = {}
         self._jobs: dict[str, _Job] = {}
 
     def run(self, steps: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -117,6 +122,8 @@ class HttpRun:
                 return []
             case "join":
                 return self._join(step)
+            case "until":
+                return self._until(step["step"])
         exchange = self._open_exchange(step)
         try:
             reply = self._call(step, self._connect())
@@ -125,13 +132,22 @@ class HttpRun:
                 self._server.backend.end(exchange)
         return self._judge(step, reply, exchange)
 
+    def _until(self, step: Mapping[str, Any]) -> list[str]:
+        """Repeat a step until it holds, for what happens after a client has gone."""
+        end = time.monotonic() + UNTIL_TIMEOUT
+        while found := self._step(step):
+            if time.monotonic() > end:
+                return [f"after {UNTIL_TIMEOUT:.0f} s still: {line}" for line in found]
+            time.sleep(0.01)
+        return []
+
     # Sending
 
     def _request_of(self, step: Mapping[str, Any]) -> tuple[str, str, Any, dict[str, str]]:
-        session = self._resolve(step.get("session"))
+        session = self._refs.resolve(step.get("session"))
         session = self._sessions.get(session, session)
-        headers = {str(k): str(v) for k, v in (self._resolve(step.get("headers")) or {}).items()}
-        body = self._resolve(step.get("body"))
+        headers = {str(k): str(v) for k, v in (self._refs.resolve(step.get("headers")) or {}).items()}
+        body = self._refs.resolve(step.get("body"))
         match step["do"]:
             case "create":
                 return "POST", "/sessions", body, headers
@@ -188,7 +204,7 @@ class HttpRun:
     def _open_exchange(self, step: Mapping[str, Any], *, held: bool = False) -> Exchange:
         script = step.get("backend")
         replies = script if isinstance(script, list) else [] if script is None else [script]
-        return self._server.backend.begin([self._resolve(reply) for reply in replies], held=held)
+        return self._server.backend.begin([self._refs.resolve(reply) for reply in replies], held=held)
 
     # Jobs
 
@@ -243,7 +259,7 @@ class HttpRun:
 
     def _judge(self, step: Mapping[str, Any], reply: Reply, exchange: Exchange | None) -> list[str]:
         self._keep(step, reply)
-        expect = self._resolve(step.get("expect") or {})
+        expect = self._refs.resolve(step.get("expect") or {})
         found: list[str] = []
         if "status" in expect and reply.status != expect["status"]:
             found.append(f"status: got {reply.status} {show(reply.text)}, expected {expect['status']}")
@@ -269,9 +285,9 @@ class HttpRun:
         value = reply.json() if reply.raw else None
         if step["do"] == "create" and isinstance(value, dict) and "session_id" in value:
             self._sessions[step["as"]] = value["session_id"]
-            self._saved[step["as"]] = value
+            self._refs.save(step["as"], value)
         if "save" in step:
-            self._saved[step["save"]] = value
+            self._refs.save(step["save"], value)
 
     @staticmethod
     def _headers(expected: Mapping[str, Any], reply: Reply) -> list[str]:
@@ -302,40 +318,6 @@ class HttpRun:
         if "session_metadata" in expected:
             found += subset_differences(expected["session_metadata"], got.session_metadata, "session_metadata")
         return found
-
-    # References
-
-    def _resolve(self, value: Any) -> Any:
-        """`value` with `$ref`, `$ids` and `$tokens` replaced by what they stand for."""
-        mark = marker(value)
-        if mark is not None and mark[0] == "$ref":
-            return self._look_up(mark[1])
-        if mark is not None and mark[0] == "$ids":
-            texts = [mark[1]] if isinstance(mark[1], str) else mark[1]
-            return [
-                token for part in texts for token in ([part] if isinstance(part, int) else self._encode(part))
-            ]
-        if isinstance(value, Mapping):
-            out = {key: self._resolve(item) for key, item in value.items() if key != "$tokens"}
-            if "$tokens" in value:
-                ids = self._encode(value["$tokens"])
-                out["output_token_logprobs"] = [[-k / 128 if k else 0.0, token] for k, token in enumerate(ids)]
-            return out
-        if isinstance(value, list):
-            return [self._resolve(item) for item in value]
-        return value
-
-    def _look_up(self, reference: str) -> Any:
-        name, _, path = reference.partition(".")
-        if name not in self._saved:
-            raise CaseError(f"$ref {reference!r}: no step before saved {name!r}; saved are {sorted(self._saved)}")
-        value = self._saved[name]
-        for part in path.split(".") if path else ():
-            try:
-                value = value[int(part)] if isinstance(value, list) else value[part]
-            except (LookupError, TypeError, ValueError):
-                raise CaseError(f"$ref {reference!r}: nothing at {part!r} in {show(value)}") from None
-        return value
 
 
 def plain_sample(sample: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
