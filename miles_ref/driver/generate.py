@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from miles_ref.agents.api import InfraAbort, WorkerRefusedError, strict_json
+from miles_ref.agents.api import InfraAbort, strict_json
 from miles_ref.agents.call import call_agent_function
 from miles_ref.driver.request_kwargs import request_kwargs
-from miles_ref.driver.settings import DriverSettings, Version
+from miles_ref.driver.settings import AgentFunction, DriverSettings, Version
 from miles_ref.driver.tracer import CollectTimeoutError, OpenAIEndpointTracer
 from miles_ref.errors import DecodeError, UsageError
 from miles_ref.sample import Status
@@ -42,10 +42,10 @@ async def generate(
     opened, and for a worker's refusal; what `collect_samples` raises, but its timeout; CancelledError.
     """
     settings = DriverSettings.of(args)
-    settings.check_agent()
+    function = settings.checked_agent_function()
     tracer = await tracer_type.create(settings)
     try:
-        agent_metadata = await _run_agent(tracer, settings, sample, sampling_params, on_report)
+        agent_metadata = await _run_agent(function, tracer, settings, sample, sampling_params, on_report)
     except InfraAbort as failure:
         await tracer.delete()
         return [_infra_aborted(sample, failure)]
@@ -61,6 +61,7 @@ async def generate(
 
 
 async def _run_agent(
+    function: str | AgentFunction,
     tracer: OpenAIEndpointTracer,
     settings: DriverSettings,
     sample: Any,
@@ -76,7 +77,7 @@ async def _run_agent(
     }
     try:
         returned = await call_agent_function(
-            settings.agent_function,
+            function,
             mode=settings.agent_mode,
             kwargs=kwargs,
             scope=settings.scope,
@@ -84,7 +85,7 @@ async def _run_agent(
             on_report=on_report,
         )
         return _checked(returned)
-    except (InfraAbort, WorkerRefusedError):
+    except (InfraAbort, UsageError):
         raise
     except Exception:
         logger.warning("the agent failed in session %s; what it did is collected", tracer.base_url, exc_info=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-from miles_ref.agents.settings import AgentSettings, check_agent_call
+from miles_ref.agents.functions import function_path
+from miles_ref.agents.settings import AgentSettings, Mode, check_agent_call
 from miles_ref.errors import UsageError
 
 AgentFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
@@ -92,12 +93,19 @@ class DriverSettings:
             delete_timeout=read("session_delete_timeout", 30.0),
         )
 
-    def check_agent(self) -> None:
-        """Raise UsageError, naming the flag, where no call of the agent function can work with these settings."""
-        if self.agent_function is None:
+    def checked_agent_function(self) -> str | AgentFunction:
+        """The agent function, `module:qualname` if it is named, once it is clear that it can be called.
+
+        Raises UsageError, naming the flag, where no call can work with these settings.
+        """
+        function = self.agent_function
+        if function is None:
             raise UsageError("there is no agent function: set --custom-agent-function-path to pkg.module.function")
         for address in self.session_servers:
             check_agent_call(self.agent_mode, self.agent, f"http://{address}")
+        if callable(function):
+            return function if self.agent_mode == Mode.INLINE else function_path(function)
+        return function_path(function if ":" in function else ":".join(function.rsplit(".", 1)))
 
 
 def host_and_port(ip: str, port: Any) -> str:

@@ -1,5 +1,6 @@
 """Settings of the driver, read off an object whose attributes are named as the flags are."""
 
+from json import dumps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,7 +68,9 @@ def test_worker_settings() -> None:
     ("change", "named"),
     [
         ({}, "--custom-agent-function-path"),
+        ({"path": "f"}, "--custom-agent-function-path"),
         ({"path": "m.f", "mode": "thread"}, "--custom-agent-function-mode"),
+        ({"path": lambda: None, "mode": "subproc"}, "--custom-agent-function-mode inline"),
         ({"path": "m.f", "mode": "worker"}, "--custom-agent-function-worker-url"),
         ({"path": "m.f", "mode": "worker", "worker_url": "http://10.0.0.7:1"}, "--custom-agent-function-worker-url"),
     ],
@@ -76,7 +79,18 @@ def test_settings_with_which_no_agent_call_can_work(change: dict[str, Any], name
     given = {f"custom_agent_function_{name}": value for name, value in change.items()}
     settings = DriverSettings.of(args(session_server_ip="127.0.0.1", **given))
     with pytest.raises(UsageError, match=named):
-        settings.check_agent()
+        settings.checked_agent_function()
+
+
+@pytest.mark.parametrize("path", ["pkg.module.fn", "pkg.module:fn"])
+def test_both_spellings_of_the_agent_function(path: str) -> None:
+    assert DriverSettings.of(args(custom_agent_function_path=path)).checked_agent_function() == "pkg.module:fn"
+
+
+@pytest.mark.parametrize(("mode", "given"), [("inline", dumps), ("subproc", "json:dumps")])
+def test_a_function_is_named_for_other_processes(mode: str, given: Any) -> None:
+    settings = DriverSettings.of(args(custom_agent_function_path=dumps, custom_agent_function_mode=mode))
+    assert settings.checked_agent_function() == given
 
 
 @pytest.mark.parametrize(
