@@ -115,6 +115,13 @@ class Child:
             if not self._paused and not self._ended:
                 self._loop.add_reader(self._channel, self._on_readable)
 
+    def abandon(self) -> None:
+        """Kill the group and reap the child now, without the event loop; `gone` is told."""
+        if not self._ended:
+            self.kill()
+            self._told_outcome = True
+            self._finish()
+
     # --- the pipes ---------------------------------------------------------------------------------------------------
 
     def _on_writable(self) -> None:

@@ -67,6 +67,7 @@ def main(request_fd: int, channel_fd: int) -> NoReturn:
 
     from miles_ref.agents.api import set_process_reporter
     from miles_ref.agents.framing import Frame
+    from miles_ref.agents.functions import resolve
 
     channel = Channel(channel_fd)
     set_process_reporter(lambda item: channel.send(Frame.REPORT, item))
@@ -187,19 +188,6 @@ def add_paths(parent_path: list[str]) -> None:
     sys.path[:] = own + parent_path
     if PACKAGE_PARENT not in sys.path:
         sys.path.append(PACKAGE_PARENT)
-
-
-def resolve(path: str) -> Callable[..., Any]:
-    """Import `module:qualname`. Raises what the import raises, AttributeError, TypeError for what is no function."""
-    import importlib
-
-    module_name, _, qualname = path.partition(":")
-    target: Any = importlib.import_module(module_name)
-    for name in qualname.split("."):
-        target = getattr(target, name)
-    if not callable(target):
-        raise TypeError(f"{path} is not a function but {type(target).__name__}")
-    return target  # type: ignore[no-any-return]
 
 
 def failure(phase: str, exc: BaseException) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class AgentSettings:
     - `cancel_grace`: how long a cancelled subproc call may clean up; a worker has its own.
 
     The rest is for tests and unusual networks: `poll_wait` (how long a poll is held, at most 24), `poll_margin` (what a
-    poll's read timeout is over its wait), `request_timeout` (of other requests), `connect_timeout`, and the first and the
-    longest pause before a repeat.
+    poll's read timeout is over its wait), `request_timeout` (of other requests), `connect_timeout`, and the first and
+    the longest pause before a repeat.
     """
 
     worker_urls: tuple[str, ...] = ()
@@ -59,8 +59,8 @@ class AgentSettings:
 def check_agent_call(mode: str, settings: AgentSettings, base_url: str) -> None:
     """Refuse settings with which no call can work, before a session is opened (agents.md, The caller's side).
 
-    Raises UsageError: an unknown mode; mode worker without a URL, or with a worker on another host and a `base_url` that
-    only this host can reach.
+    Raises UsageError: an unknown mode; mode worker without a URL, without the token file that it names, or with a
+    worker on another host and a `base_url` that only this host can reach.
     """
     if mode not in list(Mode):
         raise UsageError(f"--custom-agent-function-mode {mode!r} is unknown: choose inline, subproc or worker")
@@ -71,6 +71,7 @@ def check_agent_call(mode: str, settings: AgentSettings, base_url: str) -> None:
             "--custom-agent-function-mode worker needs --custom-agent-function-worker-url: the URL that "
             "`python -m miles_ref.worker` prints"
         )
+    read_token(settings)
     if not _is_loopback_url(base_url):
         return
     for url in settings.worker_urls:
@@ -80,6 +81,20 @@ def check_agent_call(mode: str, settings: AgentSettings, base_url: str) -> None:
                 f"{url} (--custom-agent-function-worker-url) is on another host: let the session server listen on an "
                 "address that the worker can reach"
             )
+
+
+def read_token(settings: AgentSettings) -> str | None:
+    """The token for the workers, from its file; None without one. Raises UsageError if there is none in the file."""
+    path = settings.worker_token_file
+    if path is None:
+        return None
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except OSError as exc:
+        raise UsageError(f"--custom-agent-function-worker-token-file {path} cannot be read: {exc.strerror}") from None
+    if not token:
+        raise UsageError(f"--custom-agent-function-worker-token-file {path} is empty")
+    return token
 
 
 def _is_loopback_url(url: str) -> bool:

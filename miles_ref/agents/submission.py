@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NoReturn
 
 from miles_ref.agents.core import CALL_ID, Answer, Submission, error
-
-FUNCTION = re.compile(r"(?!\d)\w+(\.(?!\d)\w+)*:(?!\d)\w+(\.(?!\d)\w+)*")
+from miles_ref.agents.functions import FUNCTION
 
 GUARDED_VARIABLES = ("LD_*", "PYTHON*", "PATH")
 """With --allow-function a call may not set these: each could run another function than the allowed one."""

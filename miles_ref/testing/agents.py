@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
@@ -162,11 +161,7 @@ async def threads(n: int = 4, each: int = 100, **kwargs: Any) -> dict[str, Any]:
         for index in range(each):
             report_to_caller([thread, index])
 
-    workers = [threading.Thread(target=work, args=(thread,)) for thread in range(n)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        await asyncio.to_thread(worker.join)
+    await asyncio.gather(*(asyncio.to_thread(work, thread) for thread in range(n)))
     return {"reported": n * each}
 
 

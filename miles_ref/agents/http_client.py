@@ -1,0 +1,98 @@
+"""Single requests to a worker, and what their failures prove (agents.md, The caller's side)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NamedTuple
+
+import aiohttp
+
+THREAD_PARSE_BYTES = 256 << 10
+"""Replies over this size are parsed in a thread, so that other calls of the process go on."""
+
+
+class Reply(NamedTuple):
+    """A reply of a worker: `body` is its JSON object, which holds a boot id."""
+
+    status: int
+    body: dict[str, Any]
+    retry_after: float | None
+
+    @property
+    def boot_id(self) -> str:
+        return str(self.body["boot_id"])
+
+    @property
+    def code(self) -> str:
+        return str(self.body.get("code", ""))
+
+
+class Unanswered(Exception):
+    """No worker answered: a connection error, a time-out, or a reply without a boot id (a proxy's own).
+
+    `sent` is False if the request surely never left: there was no connection.
+    """
+
+    def __init__(self, what: str, *, sent: bool) -> None:
+        super().__init__(what)
+        self.sent = sent
+
+
+class WorkerClient:
+    """A session with any number of workers. An async context manager; closes its connections."""
+
+    def __init__(self, token: str | None, connect_timeout: float) -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._connect_timeout = connect_timeout
+        self._session = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0))
+
+    async def __aenter__(self) -> WorkerClient:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._session.close()
+
+    async def ask(
+        self, method: str, url: str, *, body: bytes | None = None, silence: float, first_byte: float | None = None
+    ) -> Reply:
+        """Make one request, once. Raises Unanswered.
+
+        `silence` bounds each wait for bytes, in seconds, `first_byte` the whole time until the reply's head is here.
+        """
+        try:
+            status, headers, raw = await self._exchange(method, url, body, silence, first_byte)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
+            raise Unanswered(f"no connection: {type(exc).__name__}", sent=False) from exc
+        except (aiohttp.ClientError, OSError, TimeoutError) as exc:
+            raise Unanswered(f"no answer: {type(exc).__name__}", sent=True) from exc
+        return Reply(status, await _parse(status, raw), _seconds(headers.get("Retry-After")))
+
+    async def _exchange(
+        self, method: str, url: str, body: bytes | None, silence: float, first_byte: float | None
+    ) -> tuple[int, Any, bytes]:
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout, sock_read=silence)
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        async with asyncio.timeout(first_byte) as clock:
+            async with self._session.request(
+                method, url, data=body, headers=headers, timeout=limits, allow_redirects=False
+            ) as response:
+                clock.reschedule(None)
+                return response.status, response.headers, await response.read()
+
+
+async def _parse(status: int, raw: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(raw) if len(raw) <= THREAD_PARSE_BYTES else await asyncio.to_thread(json.loads, raw)
+    except ValueError as exc:
+        raise Unanswered(f"a reply {status} that is not JSON is not a worker's", sent=True) from exc
+    if not isinstance(body, dict) or not isinstance(body.get("boot_id"), str):
+        raise Unanswered(f"a reply {status} without a boot_id is not a worker's", sent=True)
+    return body
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return max(0.0, float(text)) if text is not None else None
+    except ValueError:
+        return None

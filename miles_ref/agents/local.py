@@ -1,0 +1,106 @@
+"""A call in a child process of this process: mode subproc (agents.md, The child process)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from miles_ref.agents.child import Child, ChildSpec, request_frame
+from miles_ref.agents.client import deliver
+from miles_ref.agents.machine import LIVE, Action, Call, State
+
+LINGER_SECONDS = 5.0
+"""How long a child may take to exit once its outcome was read."""
+
+
+class LocalCall:
+    """One call; listens to its child, and is timed and cancelled by the same life cycle as on a worker."""
+
+    def __init__(
+        self,
+        fn: str,
+        kwargs: Mapping[str, Any],
+        env: Mapping[str, str],
+        *,
+        cancel_grace: float,
+        on_report: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._spec = ChildSpec(request_frame(fn, kwargs), env)
+        self._on_report = on_report
+        self._call = Call({State.CANCELLING: cancel_grace, State.ENDING: LINGER_SECONDS})
+        self._ended = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._child: Child | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id while it lives."""
+        return self._child.pid if self._child is not None and self._call.state in LIVE else None
+
+    async def run(self) -> dict[str, Any]:
+        """Run the child to its end; return the outcome (agents.md, Outcomes).
+
+        If the task that runs this is cancelled, so is the child, and CancelledError is raised when it has ended, at
+        most after the grace; a second cancellation kills it.
+        """
+        self._do(self._call.submit(self._loop.time()))
+        try:
+            await self._ended.wait()
+        except asyncio.CancelledError:
+            self._do(self._call.cancel("caller", self._loop.time()))
+            await self._ended.wait()
+            raise
+        finally:
+            if self._child is not None:
+                self._child.abandon()
+        outcome: dict[str, Any] = json.loads(self._call.outcome or b"null")
+        return outcome
+
+    # --- the child's listener ----------------------------------------------------------------------------------------
+
+    def started(self) -> None:
+        self._do(self._call.started(self._loop.time()))
+
+    def reported(self, item: bytes) -> None:
+        deliver(self._on_report, json.loads(item))
+
+    def outcome_read(self, outcome: bytes) -> None:
+        self._do(self._call.outcome_read(outcome, self._loop.time()))
+
+    def gone(self, exit_status: int | None, reason: str = "ChildExited") -> None:
+        self._do(self._call.gone(exit_status, self._loop.time(), reason))
+        self._ended.set()
+
+    # --- carrying out ------------------------------------------------------------------------------------------------
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if action is Action.SPAWN:
+                self._spawn()
+            elif self._child is not None and action is Action.SIGTERM:
+                self._child.terminate()
+            elif self._child is not None and action is Action.SIGKILL:
+                self._child.kill()
+        self._set_timer()
+
+    def _spawn(self) -> None:
+        try:
+            self._child = Child(self._spec, self)
+        except OSError as exc:
+            print(f"miles_ref: no child process could be made for an agent call: {exc.strerror}", file=sys.stderr)
+            self.gone(None, reason="SpawnFailed")
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._call.state in LIVE and self._call.deadline is not None:
+            self._timer = self._loop.call_at(self._call.deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._do(self._call.tick(self._loop.time()))
