@@ -94,15 +94,18 @@ async def _run_agent(
 
 def agent_input_metadata(tracer: OpenAIEndpointTracer, settings: DriverSettings, sample: Any) -> dict[str, Any]:
     """The metadata that the agent gets: the input's, and three keys that do not go into samples."""
-    return copy.deepcopy(sample.metadata) | {
+    return {
+        **copy.deepcopy(sample.metadata),
         "max_seq_len": settings.max_seq_len,
         "session_server_id": tracer.session_server_id,
         "session_server_instance_id": settings.session_server_instance_id,
     }
 
 
-def _checked(returned: Any) -> dict[str, Any] | None:
-    if returned is not None and not isinstance(returned, dict):
+def _checked(returned: object) -> dict[str, Any] | None:
+    if returned is None:
+        return None
+    if not isinstance(returned, dict):
         raise TypeError(f"an agent function returns a dict or None, not {type(returned).__name__}")
     strict_json(returned)
     json.dumps(returned, ensure_ascii=False).encode()  # refuses lone surrogates, as every server does
