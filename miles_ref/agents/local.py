@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from miles_ref.agents.child import Child, ChildSpec, request_frame
 from miles_ref.agents.client import deliver
 from miles_ref.agents.machine import LIVE, Action, Call, State
+from miles_ref.agents.starts import Start, starts
+
+logger = logging.getLogger("miles_ref.agents")
 
 LINGER_SECONDS = 5.0
 """How long a child may take to exit once its outcome was read."""
@@ -35,6 +38,7 @@ class LocalCall:
         self._ended = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._child: Child | None = None
+        self._start = Start(self._spawn)
 
     @property
     def pid(self) -> int | None:
@@ -55,6 +59,7 @@ class LocalCall:
             await self._ended.wait()
             raise
         finally:
+            self._start.withdraw()
             if self._child is not None:
                 self._child.abandon()
         outcome: dict[str, Any] = json.loads(self._call.outcome or b"null")
@@ -64,6 +69,7 @@ class LocalCall:
 
     def started(self) -> None:
         self._do(self._call.started(self._loop.time()))
+        self._start.ready()
 
     def reported(self, item: bytes) -> None:
         deliver(self._on_report, json.loads(item))
@@ -72,6 +78,7 @@ class LocalCall:
         self._do(self._call.outcome_read(outcome, self._loop.time()))
 
     def gone(self, exit_status: int | None, reason: str = "ChildExited") -> None:
+        self._start.ready()
         self._do(self._call.gone(exit_status, self._loop.time(), reason))
         self._ended.set()
 
@@ -80,10 +87,13 @@ class LocalCall:
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if action is Action.SPAWN:
-                self._spawn()
-            elif self._child is not None and action is Action.SIGTERM:
+                starts().ask(self._start)
+            elif self._child is None:
+                self._start.withdraw()
+                self.gone(None)
+            elif action is Action.SIGTERM:
                 self._child.terminate()
-            elif self._child is not None and action is Action.SIGKILL:
+            elif action is Action.SIGKILL:
                 self._child.kill()
         self._set_timer()
 
@@ -91,7 +101,7 @@ class LocalCall:
         try:
             self._child = Child(self._spec, self)
         except OSError as exc:
-            print(f"miles_ref: no child process could be made for an agent call: {exc.strerror}", file=sys.stderr)
+            logger.error("no child process could be made for an agent call: %s", exc.strerror)
             self.gone(None, reason="SpawnFailed")
 
     def _set_timer(self) -> None:

@@ -29,6 +29,7 @@ from miles_ref import __version__
 from miles_ref.agents.child import Child, ChildSpec, request_frame
 from miles_ref.agents.core import MAX_WAIT_SECONDS, Act, ActKind, Answer, CoreSettings, PollReply, WorkerCore, error
 from miles_ref.agents.environment import child_environment
+from miles_ref.agents.starts import Start, starts
 from miles_ref.agents.submission import Order, RefusedForm, parse_submission
 
 logger = logging.getLogger("miles_ref.worker")
@@ -62,6 +63,7 @@ class WorkerServer:
         self.ended = asyncio.Event()
         self._settings = settings
         self._children: dict[str, Child] = {}
+        self._starts: dict[str, Start] = {}
         self._logs: dict[str, IO[bytes]] = {}
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -187,7 +189,7 @@ class WorkerServer:
         while self.core.outbox:
             act = self.core.outbox.popleft()
             if act.kind is ActKind.SPAWN and order is not None:
-                self._spawn(order, frame)
+                self._ask_for_start(order, frame)
             elif act.kind is ActKind.WAKE:
                 for event in self._waiting.get(act.call_id, ()):
                     event.set()
@@ -200,6 +202,9 @@ class WorkerServer:
     def _signal(self, act: Act) -> None:
         child = self._children.get(act.call_id)
         if child is None:
+            if self._starts[act.call_id].withdraw():
+                del self._starts[act.call_id]
+                self.core.gone(act.call_id, None)
             return
         match act.kind:
             case ActKind.TERMINATE:
@@ -210,6 +215,12 @@ class WorkerServer:
                 child.pause()
             case ActKind.RESUME:
                 child.resume()
+
+    def _ask_for_start(self, order: Order, frame: bytes) -> None:
+        call_id = order.submission.call_id
+        start = Start(lambda: self._spawn(order, frame))
+        self._starts[call_id] = start
+        starts().ask(start)
 
     def _spawn(self, order: Order, frame: bytes) -> None:
         call_id = order.submission.call_id
@@ -227,15 +238,23 @@ class WorkerServer:
         except OSError as exc:
             logger.error("call %s: no child process could be made: %s", call_id, exc.strerror)
             self._close_log(call_id)
+            self._starts.pop(call_id).ready()
             self.core.gone(call_id, None, reason="SpawnFailed")
+            self._settle()
             return
         self._children[call_id] = child
         self.core.spawned(call_id, child.pid)
         logger.info("call %s: %s runs as process %d", call_id, order.submission.fn, child.pid)
 
+    def started(self, call_id: str) -> None:
+        """The call's child has imported its function."""
+        self.core.started(call_id)
+        self._starts[call_id].ready()
+
     def gone(self, call_id: str, exit_status: int | None) -> None:
         """The call's child has ended."""
         del self._children[call_id]
+        self._starts.pop(call_id).ready()
         self._close_log(call_id)
         self.core.gone(call_id, exit_status)
         logger.info("call %s: ended, exit status %s", call_id, exit_status)
@@ -314,7 +333,7 @@ class _CallListener:
         self._call_id = call_id
 
     def started(self) -> None:
-        self._server.core.started(self._call_id)
+        self._server.started(self._call_id)
 
     def reported(self, item: bytes) -> None:
         self._server.core.reported(self._call_id, item)
