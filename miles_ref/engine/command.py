@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +62,10 @@ def engine_command(host: str, port: int, until_eof: bool, **settings: Any) -> No
         asyncio.run(serve(Engine.load(EngineSettings(**settings)), host, port, until_eof=until_eof))
     except (UsageError, OSError) as error:
         raise click.ClickException(str(error)) from error
+    # All is closed by now. Python would need seconds more to take torch's modules apart.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @click.command("prove")

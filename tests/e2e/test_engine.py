@@ -28,6 +28,7 @@ from miles_ref.tokens.mismatch import full_report
 from miles_ref.tokens.rendering import Renderer
 from miles_ref.tokens.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.xdist_group("engine")  # they share two engines
 FAMILIES = {"tiny-chatml": "qwen3", "tiny-glm": "glm47"}
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 

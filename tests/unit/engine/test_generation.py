@@ -9,6 +9,7 @@ from miles_ref.engine.model import CHUNK, LanguageModel, Segment
 from miles_ref.engine.prefix_cache import PrefixCache
 from miles_ref.engine.settings import Limits, Sampling
 
+pytestmark = pytest.mark.xdist_group("torch")  # one worker loads torch for all of them
 STOP = 7
 MANY = Limits(max_tokens=10_000, stop_ids=frozenset({STOP}))
 

@@ -12,6 +12,7 @@ from miles_ref.engine.model import LanguageModel, _built_in
 from miles_ref.engine.settings import EngineSettings
 from miles_ref.errors import UsageError
 
+pytestmark = pytest.mark.xdist_group("torch")  # one worker loads torch for all of them
 SIZES: dict[str, Any] = {
     "vocab_size": 2052,
     "hidden_size": 32,

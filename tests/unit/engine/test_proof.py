@@ -10,6 +10,9 @@ from miles_ref.engine.model import LanguageModel
 from miles_ref.engine.proof import Claim, prove, prove_claims
 
 
+pytestmark = pytest.mark.xdist_group("torch")  # one worker loads torch for all of them
+
+
 def sample(model: LanguageModel, prompt: int, parts: list[tuple[int, int]]) -> Claim:
     """A true claim: random tokens, `parts` = runs of (mask, length) after `prompt` tokens."""
     mask = np.repeat([bit for bit, _ in parts], [length for _, length in parts]).astype(np.int64)
