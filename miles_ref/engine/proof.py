@@ -18,6 +18,8 @@ import torch
 
 from miles_ref.engine.model import LanguageModel
 from miles_ref.engine.settings import EngineSettings
+from miles_ref.sample import Sample
+from miles_ref.wire import SAMPLES_VALUE_SPEC, decode_samples_and_merge_input_sample
 
 TOLERANCE = 1e-4
 """Largest difference of a recomputed log prob (natural logarithm) from the recorded one."""
@@ -156,10 +158,8 @@ def prove_claims(claims: Iterable[Claim], model: LanguageModel) -> Report:
 
 def prove_payload(path: str | Path, settings: EngineSettings) -> Report:
     """Prove the samples of a payload file (wire.md) with the model of `settings`. Raises DecodeError, UsageError."""
-    from miles_ref.sample import Sample
-    from miles_ref.wire import decode_samples_and_merge_input_sample
-
-    reply = decode_samples_and_merge_input_sample(Path(path).read_bytes(), Sample())
+    # The fields of v1 are in every payload, and they are all that a proof needs.
+    reply = decode_samples_and_merge_input_sample(Path(path).read_bytes(), Sample(), fields=SAMPLES_VALUE_SPEC)
     model, _ = LanguageModel.load(settings)
     claims = [Claim.of(s.tokens, s.response_length, s.loss_mask, s.rollout_log_probs) for s in reply.samples]
     return prove_claims(claims, model)

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from miles_ref.engine import proof
+from miles_ref.engine.command import prove_command
 from miles_ref.engine.model import LanguageModel
 from miles_ref.engine.proof import Claim, prove, prove_claims
-
+from miles_ref.sample import Sample, Status
+from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, encode_samples
 
 pytestmark = pytest.mark.xdist_group("torch")  # one worker loads torch for all of them
 
@@ -83,6 +89,32 @@ def test_the_shifted_mask_is_one_token_earlier() -> None:
     shifted = proof.shift_mask(claim)
     assert shifted.trained.tolist() == [2, 3, 6]
     assert shifted.log_probs.tolist() == [0.0, -1.0, -2.0, 0.0, 0.0, -3.0]
+
+
+@pytest.mark.parametrize("fields", [SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2])
+def test_a_payload_is_proven_from_its_file(tiny_moe: LanguageModel, tmp_path: Path, fields: Any) -> None:
+    claim = sample(tiny_moe, *SHAPES[0])
+    values = {"response_length": len(claim.mask), "loss_mask": claim.mask, "rollout_log_probs": claim.log_probs}
+    true = Sample(tokens=claim.tokens, status=Status.COMPLETED, **values)
+    file = tmp_path / "samples.safetensors"
+
+    def proven(seed: int) -> tuple[int, dict[str, Any]]:
+        result = CliRunner().invoke(prove_command, [str(file), "--seed", str(seed)])
+        return result.exit_code, json.loads(result.stdout)
+
+    file.write_bytes(encode_samples([true, true], {}, fields=fields))
+    status, report = proven(0)
+    assert (status, report["proven"], report["controls_failed"], report["samples"]) == (0, True, 3, 2)
+    status, report = proven(1)  # another model did not say this
+    assert (status, report["proven"]) == (1, False)
+    assert report["max_logprob_error"] > 1
+
+
+def test_a_file_that_is_no_payload_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"nothing")
+    result = CliRunner().invoke(prove_command, [str(tmp_path / "x")])
+    assert result.exit_code == 1
+    assert "Error" in result.stderr
 
 
 def test_lengths_that_contradict_are_refused() -> None:
