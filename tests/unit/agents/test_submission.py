@@ -1,0 +1,112 @@
+"""The form of a submit, and what is refused first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from miles_ref.agents.submission import RefusedForm, content_digest, parse_submission
+
+GOOD: dict[str, Any] = {"call_id": "a-B_9", "fn": "pkg.module:Class.run", "kwargs": {"x": [1, None]}}
+
+
+def body(**changes: Any) -> bytes:
+    return json.dumps(GOOD | changes).encode()
+
+
+def refused(raw: bytes, *patterns: str) -> tuple[int, str, str]:
+    with pytest.raises(RefusedForm) as caught:
+        parse_submission(raw, tuple(patterns))
+    answer = caught.value.answer
+    return answer.status, answer.body["code"], answer.body["error"]
+
+
+def test_env_scope_and_boot_id_may_be_absent() -> None:
+    order = parse_submission(body())
+    assert (order.env, order.submission.scope, order.submission.boot_id) == ({}, None, None)
+    assert order.kwargs == {"x": [1, None]}
+    same = parse_submission(body(env={}, scope=None, boot_id="other"))
+    assert same.submission.digest == order.submission.digest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"fn": "pkg.module:Class.other"}, {"kwargs": {"x": [1, False]}}, {"env": {"A": "1"}}, {"scope": "10.0.0.1:1"}],
+)
+def test_the_content_is_fn_kwargs_env_and_scope(changes: dict[str, Any]) -> None:
+    assert parse_submission(body(**changes)).submission.digest != parse_submission(body()).submission.digest
+
+
+def test_the_order_of_keys_is_not_content() -> None:
+    assert content_digest("m:f", {"a": 1, "b": 2}, {}, None) == content_digest("m:f", {"b": 2, "a": 1}, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("raw", "mentions"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "object"),
+        (b'"text"', "object"),
+        (b'{"call_id": "a", "fn": "m:f", "kwargs": {"x": NaN}}', "NaN"),
+        (b'{"call_id": "a", "fn": "m:f", "kwargs": {"x": -Infinity}}', "Infinity"),
+        (b'{"call_id": "a\xff"}', "UTF-8"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"call_id": "a", "call_id": "a", "fn": "m:f", "kwargs": {}}', "'call_id' stands twice"),
+        (b'{"call_id": "a", "fn": "m:f", "kwargs": {"x": {"deep": 1, "deep": 1}}}', "'deep' stands twice"),
+        (body(call_id=None), "call_id is missing"),
+        (body(call_id=7), "call_id must be a string"),
+        (body(call_id=""), "call_id must match"),
+        (body(call_id="a b"), "call_id must match"),
+        (body(call_id="ä"), "call_id must match"),
+        (body(call_id="a\n"), "call_id must match"),
+        (body(call_id="x" * 129), "call_id must match"),
+        (body(fn="module"), "module:qualname"),
+        (body(fn="module:"), "module:qualname"),
+        (body(fn="a:b:c"), "module:qualname"),
+        (body(fn="a/b:c"), "module:qualname"),
+        (body(fn=["a:b"]), "fn must be a string"),
+        (body(kwargs=[]), "kwargs must be an object"),
+        (body(kwargs=None), "kwargs is missing"),
+        (body(env=[]), "env must be an object"),
+        (body(env={"A": 1}), "'A' must be a string"),
+        (body(env={"A": None}), "'A' must be a string"),
+        (body(env={"": "x"}), "no name of a variable"),
+        (body(env={"A=B": "x"}), "no name of a variable"),
+        (body(env={"A": "x\0y"}), "NUL"),
+        (body(env={"A": "\ud800"}), "no environment can hold"),
+        (body(scope=""), "scope must not be an empty string"),
+        (body(scope=1), "scope must be a string"),
+        (body(boot_id=1), "boot_id must be a string"),
+    ],
+)
+def test_what_is_malformed_is_400(raw: bytes, mentions: str) -> None:
+    status, code, message = refused(raw)
+    assert (status, code) == (400, "form")
+    assert mentions in message
+
+
+def test_errors_name_variables_and_hold_no_values() -> None:
+    _, _, message = refused(body(env={"NAME": "canary-value\0"}))
+    assert "NAME" in message
+    assert "canary" not in message
+
+
+def test_a_function_that_is_not_allowed_goes_before_the_form() -> None:
+    assert refused(body(call_id="not good!"), "other.*:*")[:2] == (403, "function")
+    assert refused(body(call_id="not good!"), "pkg.*:*")[:2] == (400, "form")
+    assert parse_submission(body(), ("nothing", "pkg.module:*")).submission.fn == "pkg.module:Class.run"
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "PATH"])
+def test_variables_that_could_run_another_function_are_403_with_allowed_functions_only(name: str) -> None:
+    raw = body(env={name: "/evil"})
+    assert refused(raw, "pkg.*")[:2] == (403, "variable")
+    assert parse_submission(raw).env == {name: "/evil"}
+
+
+def test_case_counts_in_patterns() -> None:
+    assert refused(body(), "PKG.*")[:2] == (403, "function")
+    assert parse_submission(body(env={"path": "x", "MY_PATH": "y"}), ("pkg.*",)).env == {"path": "x", "MY_PATH": "y"}
