@@ -6,20 +6,20 @@ a server in this process, one that we start, and one that was started against ou
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import web
-
+from miles_ref.testing.backend import ScriptedBackend, ScriptedReply, SeenRequest
 from miles_ref.testing.loop_thread import LoopThread
 
 EXHAUSTED = {"error": "the case scripts no further backend reply for this step"}
 """Body of the 599 that an unexpected call gets."""
 
+FAILURES = {"connect": "before", "cut": "during"}
+JSON_HEADERS = {"content-type": "application/json"}
 SPECIAL_LOG_PROBS = {"-inf": float("-inf"), "inf": float("inf"), "nan": float("nan")}
 
 
@@ -30,32 +30,24 @@ class Exchange:
     replies: list[Mapping[str, Any]]
     held: bool = False
     requests: list[dict[str, Any]] = field(default_factory=list)
+    waiting: list[ScriptedReply] = field(default_factory=list)
     arrived: threading.Event = field(default_factory=threading.Event)
-    released: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class CaseBackend:
-    """An HTTP server whose replies come from the exchanges that are open, the oldest unanswered one first."""
+    """A backend whose replies come from the exchanges that are open, the oldest unanswered one first."""
 
-    def __init__(self, thread: LoopThread, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, thread: LoopThread, port: int = 0) -> None:
         self._thread = thread
         self._open: list[Exchange] = []
         self._lock = threading.Lock()
-        self._runner: web.AppRunner
-        self.url = thread.run(self._start(host, port))
-
-    async def _start(self, host: str, port: int) -> str:
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        await site.start()
-        bound = self._runner.addresses[0]
-        return f"http://{host}:{bound[1]}"
+        self._server = ScriptedBackend(self._reply_to)
+        thread.run(self._server.start(port))
+        self.url = self._server.url
 
     def close(self) -> None:
-        self._thread.run(self._runner.cleanup())
+        """Stop listening and break what is open."""
+        self._thread.run(self._server.stop())
 
     def begin(self, replies: Sequence[Mapping[str, Any]], *, held: bool = False) -> Exchange:
         """Open an exchange; the next requests get its replies. `held`: not before `release`."""
@@ -65,8 +57,12 @@ class CaseBackend:
         return exchange
 
     def release(self, exchange: Exchange) -> None:
-        """Let a held reply go."""
-        self._thread.loop.call_soon_threadsafe(exchange.released.set)
+        """Let held replies go."""
+        with self._lock:
+            exchange.held = False
+            waiting, exchange.waiting = exchange.waiting, []
+        for reply in waiting:
+            self._thread.loop.call_soon_threadsafe(reply.release)
 
     def end(self, exchange: Exchange) -> None:
         """Close an exchange: its unused replies are forgotten, what it holds is released."""
@@ -75,63 +71,41 @@ class CaseBackend:
                 self._open.remove(exchange)
         self.release(exchange)
 
-    def _take(self, request: dict[str, Any]) -> tuple[Mapping[str, Any], Exchange | None]:
+    def _reply_to(self, request: SeenRequest) -> ScriptedReply:
         with self._lock:
-            waiting = next((exchange for exchange in self._open if exchange.replies), None)
-            exchange = waiting or (self._open[-1] if self._open else None)
+            exchange = next((one for one in self._open if one.replies), self._open[-1] if self._open else None)
+            if exchange is None or not exchange.replies:
+                reply = ScriptedReply(EXHAUSTED, status=599)
+            else:
+                # A failing connection fails for the whole step, however often it is tried.
+                failing = "fail" in exchange.replies[0]
+                reply = _reply(exchange.replies[0] if failing else exchange.replies.pop(0))
             if exchange is not None:
-                exchange.requests.append(request)
-            if waiting is None:
-                return {"status": 599, "body": EXHAUSTED}, exchange
-            # A failing connection fails for the whole step, however often it is tried.
-            failing = "fail" in waiting.replies[0]
-            return (waiting.replies[0] if failing else waiting.replies.pop(0)), waiting
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
-        seen = {
-            "method": request.method,
-            "path": request.raw_path,
-            "headers": {name.lower(): value for name, value in request.headers.items()},
-            "body": _parse(raw),
-        }
-        reply, exchange = self._take(seen)
-        if exchange is not None:
-            exchange.arrived.set()
-            if exchange.held:
-                await exchange.released.wait()
-        if reply.get("fail"):
-            return await _fail(request, str(reply["fail"]))
-        headers = reply.get("headers") or {"content-type": "application/json"}
-        return web.Response(status=reply.get("status", 200), body=reply_bytes(reply.get("body")), headers=headers)
+                exchange.requests.append(_plain(request))
+                reply.hold = exchange.held
+                exchange.waiting.append(reply)
+                exchange.arrived.set()
+            return reply
 
 
-async def _fail(request: web.Request, how: str) -> web.StreamResponse:
-    """Break the connection: "connect" before a byte of the reply, "cut" in the middle of its body."""
-    response = web.StreamResponse(headers={"content-type": "application/json", "content-length": "1000"})
-    if how == "cut":
-        await response.prepare(request)
-        await response.write(b'{"id": "cut')
-    if request.transport is not None:
-        request.transport.abort()
-    return response
+def _reply(script: Mapping[str, Any]) -> ScriptedReply:
+    if "fail" in script:
+        return ScriptedReply(b'{"id": "cut in the middle', fail=FAILURES[script["fail"]])
+    body = script.get("body")
+    content = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else _with_special_log_probs(body)
+    return ScriptedReply(content, script.get("status", 200), script.get("headers") or JSON_HEADERS)
 
 
-def _parse(raw: bytes) -> Any:
+def _plain(request: SeenRequest) -> dict[str, Any]:
     try:
-        return json.loads(raw) if raw else None
+        body = json.loads(request.body) if request.body else None
     except ValueError:
-        return raw.decode("utf-8", "replace")
-
-
-def reply_bytes(body: Any) -> bytes:
-    """A reply's body: a string as it is, anything else as JSON, with log probs "-inf", "inf", "nan" as Python does."""
-    if isinstance(body, str):
-        return body.encode("utf-8", "surrogatepass")
-    return json.dumps(_with_special_log_probs(body)).encode()
+        body = request.body.decode("utf-8", "replace")
+    return {"method": request.method, "path": request.path, "headers": dict(request.headers), "body": body}
 
 
 def _with_special_log_probs(value: Any) -> Any:
+    """`value` with the log probs "-inf", "inf" and "nan" as numbers, which a Python backend writes as bare words."""
     if isinstance(value, dict):
         return {
             key: [_special(entry) for entry in item]

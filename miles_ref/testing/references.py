@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from miles_ref.errors import CaseError
-from miles_ref.testing.subset import marker, show
+from miles_ref.testing.compare import show
+from miles_ref.testing.subset import marker
 
 
 class References:

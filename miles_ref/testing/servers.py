@@ -157,12 +157,12 @@ class RunningServers:
 
     def __init__(self, url: str, listen: str, version: str, config: Mapping[str, Any]) -> None:
         at = urlsplit(f"http://{listen}")
-        if at.hostname is None or not at.port:
-            raise UsageError(f"--backend-listen {listen!r} is not HOST:PORT")
+        if at.hostname not in ("127.0.0.1", "localhost") or not at.port:
+            raise UsageError(f"--backend-listen {listen!r} is not 127.0.0.1:PORT; the backend listens on loopback only")
         self._key = config_key(version, config)
         self._described = f"{version} {dict(config)}"
         self._thread = LoopThread()
-        self._server = RunningServer(url.rstrip("/"), CaseBackend(self._thread, at.hostname, at.port))
+        self._server = RunningServer(url.rstrip("/"), CaseBackend(self._thread, at.port))
         if not healthy(self._server.url):
             self.close()
             raise UsageError(

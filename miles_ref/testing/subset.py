@@ -15,9 +15,10 @@ A plain object in an expectation is a subset (the value may hold more keys), a l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from miles_ref.testing.compare import same_scalar, show
 
 LIMIT = 8
 """Differences that are worth reading; the rest follows from them."""
@@ -42,12 +43,6 @@ def marker(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def show(value: Any, most: int = 160) -> str:
-    """`value` as JSON for a message, shortened in the middle."""
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= most else f"{text[: most * 2 // 3]} … {text[-most // 3 :]}"
-
-
 def _compare(expected: Any, actual: Any, at: str, *, exact: bool) -> list[str]:
     mark = marker(expected)
     if mark is not None:
@@ -66,15 +61,6 @@ def _compare(expected: Any, actual: Any, at: str, *, exact: bool) -> list[str]:
     if isinstance(expected, list):
         return _lists(expected, actual, at, exact=exact)
     return [] if same_scalar(expected, actual) else [f"{at}: got {show(actual)}, expected {show(expected)}"]
-
-
-def same_scalar(a: Any, b: Any) -> bool:
-    """Equality of JSON scalars: by mathematical value, true is not 1, null only equals null."""
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        return a == b
-    return type(a) is type(b) and bool(a == b)
 
 
 def _objects(expected: Mapping[str, Any], actual: Any, at: str, *, exact: bool) -> list[str]:

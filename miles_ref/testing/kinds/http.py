@@ -25,8 +25,10 @@ from urllib.parse import urlsplit
 from miles_ref.errors import CaseError, DecodeError
 from miles_ref.sample import Sample
 from miles_ref.testing.case_backend import CaseBackend, Exchange
+from miles_ref.testing.compare import show
+from miles_ref.testing.kinds.codec import wire_sample
 from miles_ref.testing.references import References
-from miles_ref.testing.subset import exact_differences, marker, show, subset_differences
+from miles_ref.testing.subset import exact_differences, marker, subset_differences
 from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, decode_samples_and_merge_input_sample
 
 TIMEOUT = 60.0
@@ -312,27 +314,12 @@ class HttpRun:
             got = decode_samples_and_merge_input_sample(reply.raw, Sample(), fields=self._fields)
         except DecodeError as error:
             return [f"samples: the payload cannot be decoded: {error}"]
-        samples = [plain_sample(sample, self._fields) for sample in got.samples]
+        samples = [wire_sample(sample, self._fields) for sample in got.samples]
         found = exact_differences(expected["samples"], samples, "samples")
         found += exact_differences(expected["empty_reason"], got.empty_reason, "empty_reason")
         if "session_metadata" in expected:
             found += subset_differences(expected["session_metadata"], got.session_metadata, "session_metadata")
         return found
-
-
-def plain_sample(sample: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a wire table as JSON values (cases.md: status a string, arrays `{dtype, shape, data}`)."""
-    return {name: _plain(getattr(sample, name)) for name in fields}
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "dtype"):
-        return {"dtype": str(value.dtype), "shape": list(value.shape), "data": value.ravel().tolist()}
-    if hasattr(value, "total_prompt_tokens"):
-        return {"cached_tokens": value.cached_tokens, "total_prompt_tokens": value.total_prompt_tokens}
-    if isinstance(value, list):
-        return ["-inf" if item == float("-inf") else item for item in value]
-    return str(value) if isinstance(value, str) else value
 
 
 def _json_bytes(body: Any) -> bytes | None:

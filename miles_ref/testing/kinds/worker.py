@@ -25,9 +25,10 @@ import psutil
 
 from miles_ref.errors import CaseError
 from miles_ref.process import ReadyProcess
+from miles_ref.testing.compare import show
 from miles_ref.testing.programs import ProgramError
 from miles_ref.testing.references import References
-from miles_ref.testing.subset import show, subset_differences
+from miles_ref.testing.subset import subset_differences
 
 AGENTS = "miles_ref.testing.agents:"
 REPLY_TIMEOUT = 40.0

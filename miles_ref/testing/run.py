@@ -1,0 +1,34 @@
+"""Running the cases that need no server: assemble, encode, decode and match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from miles_ref.errors import CaseError
+from miles_ref.testing.cases import Case
+from miles_ref.testing.compare import expectation_difference
+from miles_ref.testing.kinds import assemble, codec, match
+
+RUNNERS: dict[str, Callable[[Case], dict[str, Any]]] = {
+    "assemble": assemble.run_case,
+    "encode": codec.encode,
+    "decode": codec.decode,
+    "match": match.run_case,
+}
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """What this implementation does, in the form of the case's expect; a refusal has a `message`.
+
+    Raises CaseError for a kind that needs a server.
+    """
+    runner = RUNNERS.get(case.kind)
+    if runner is None:
+        raise CaseError(f"{case.id}: kind {case.kind} runs against a server, by `miles-ref check` or pytest")
+    return runner(case)
+
+
+def difference(case: Case) -> str | None:
+    """The first difference from the case's expectation; None when it holds."""
+    return expectation_difference(case.expect, run_case(case))
