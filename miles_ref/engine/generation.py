@@ -20,6 +20,7 @@ from miles_ref.engine.settings import Limits, Sampling
 from miles_ref.errors import MilesRefError
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+_GREEDY = 1e-6  # temperatures below it take the most likely id: dividing by them would overflow
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 
 
@@ -130,7 +131,7 @@ def _recite(work: Work, context: Context, model: LanguageModel, ending: Ending, 
 
 def _sample(work: Work, context: Context, model: LanguageModel, ending: Ending, output: Output) -> Iterator[None]:
     generator = torch.Generator().manual_seed(work.sampling.seed & (2**63 - 1))
-    forbidden = sorted(work.limits.stop_ids)
+    forbidden = [token for token in work.limits.stop_ids if 0 <= token < model.vocabulary]
     last = work.prompt[-1]
     finish = ending.after(output.ids)
     while finish is None:
@@ -148,7 +149,7 @@ def _sample(work: Work, context: Context, model: LanguageModel, ending: Ending, 
 
 def choose(log_probs: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """An id drawn from `log_probs`, shape (vocabulary,), after temperature, top_k and top_p."""
-    if sampling.temperature == 0:
+    if sampling.temperature < _GREEDY:
         return int(log_probs.argmax())
     order = (log_probs.double() / sampling.temperature).softmax(dim=-1).sort(descending=True, stable=True)
     weights = order.values

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 DEFAULT_TOKENIZER = "tiny-chatml"
 DTYPES = ("float64", "float32", "bfloat16")
 POLICIES = ("calculator", "sample")
-DEFAULT_CACHE_TOKENS = 1 << 18
+DEFAULT_CACHE_TOKENS = 1 << 16  # 2 KB each with the built-in model
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def test_sampling_ends_at_a_stop_id_but_not_too_early(tiny_moe: LanguageModel) -
     at_once = Work([5], Limits(9, stop_ids=frozenset({stop})), Sampling(temperature=0))
     output = drain(generate(at_once, tiny_moe, PrefixCache(0), letters))
     assert (output.ids, output.finish, output.matched) == ([stop], "stop", stop)
-    later = Work([5], Limits(9, min_tokens=4, stop_ids=frozenset({stop})), Sampling(temperature=0))
+    later = Work([5], Limits(9, min_tokens=4, stop_ids=frozenset({stop, -1, 10**9})), Sampling(temperature=0))
     output = drain(generate(later, tiny_moe, PrefixCache(0), letters))
     assert len(output.ids) > 4
     assert stop not in output.ids[:4]
@@ -132,7 +132,7 @@ def test_choose() -> None:
 
     assert drawn() == pytest.approx({0: 0.1, 1: 0.5, 2: 0.15, 3: 0.25}, abs=0.03)
     assert drawn(temperature=0) == {1: 1.0}
-    assert drawn(temperature=1e-3) == {1: 1.0}
+    assert drawn(temperature=1e-3) == drawn(temperature=1e-320) == {1: 1.0}
     assert set(drawn(top_k=2)) == {1, 3}
     assert set(drawn(top_p=0.5)) == {1}
     assert set(drawn(top_p=0.51)) == {1, 3}
