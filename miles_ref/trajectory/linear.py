@@ -1,0 +1,93 @@
+"""v1: a session is one chain of turns, and may step back over its last one (session-http.md, v1: linear)."""
+
+from __future__ import annotations
+
+from miles_ref.errors import MessageValidationError
+from miles_ref.tokens.matching import first_difference
+from miles_ref.trajectory.node import Node, common_text, messages_within
+from miles_ref.trajectory.request import Message, MessageList
+from miles_ref.trajectory.turn import Attachment, Matching
+
+
+class LinearTrajectory:
+    """The turns of a v1 session."""
+
+    def __init__(self, matching: Matching) -> None:
+        self._matching = matching
+        self._path: list[Node] = []
+        self._messages: list[Message] = []
+        self._commits = 0
+
+    @property
+    def next_seq(self) -> int:
+        """The number of commits so far: the id of the next node."""
+        return self._commits
+
+    def path(self) -> list[Node]:
+        """The nodes of the chain, in order."""
+        return list(self._path)
+
+    def nodes(self) -> list[Node]:
+        """As `path`: what was rolled back is gone."""
+        return list(self._path)
+
+    def leaves(self) -> list[Node]:
+        """The last node, if any."""
+        return self._path[-1:]
+
+    def attach(self, messages: MessageList, in_flight: int = 0) -> Attachment:
+        """Where the request goes on: after the last turn, or, as a retry, after the one before it.
+
+        Raises MessageValidationError (400) for a request that leaves the conversation further back.
+        """
+        matched = self._match(messages)
+        if matched == len(self._messages):
+            return self._attachment(len(self._path))
+        kept = sum(node.message_count <= matched for node in self._path)
+        if kept < len(self._path) - 1:
+            raise MessageValidationError(self._too_far_back(messages, matched, kept))
+        return self._attachment(kept)
+
+    def can_commit(self, attachment: Attachment) -> bool:
+        """False if another turn was committed since the request attached: the session has moved on."""
+        return attachment.generation == self._commits
+
+    def commit(self, attachment: Attachment, node: Node) -> None:
+        """Put the node after its attachment's parent; later nodes are forgotten."""
+        kept = 0 if attachment.parent is None else self._path.index(attachment.parent) + 1
+        del self._path[kept:]
+        del self._messages[attachment.matched :]
+        self._path.append(node)
+        self._messages.extend(node.messages)
+        self._commits += 1
+
+    def _attachment(self, kept: int) -> Attachment:
+        return Attachment(self._path[kept - 1] if kept else None, self._commits)
+
+    def _match(self, messages: MessageList) -> int:
+        """How many of the stored messages the request replays from the start."""
+        known, end = self._known_by_text(messages.text)
+        messages.know(known, end)
+        limit = min(len(messages), len(self._messages))
+        return next(
+            (at for at in range(known, limit) if not self._matching.matcher(self._messages[at], messages[at])), limit
+        )
+
+    def _known_by_text(self, text: bytes) -> tuple[int, int]:
+        if not self._path or not self._matching.by_text:
+            return 0, 0
+        common = 0
+        for node in self._path:
+            common = common_text(node, text, common)
+        return messages_within(self._path[-1], common)
+
+    def _too_far_back(self, messages: MessageList, matched: int, kept: int) -> str:
+        where = (
+            f"the request ends after message {matched - 1}"
+            if matched == len(messages)
+            else f"message {matched} differs: {first_difference(self._messages[matched], messages[matched])}"
+        )
+        return (
+            f"the request does not extend the conversation of {len(self._messages)} messages: {where}; going back "
+            f"there would drop {len(self._path) - kept} generated turns, at most one can be retried"
+        )

@@ -1,0 +1,95 @@
+"""JSON that is cut into the raw texts of its parts, so that what nobody looks at is never parsed, and stays as sent.
+
+Parts are views on the text that was cut. Duplicate keys: the last one wins. A text is JSON in the strict sense: NaN and
+Infinity, lone surrogates, control characters in strings and anything after the value are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+Raw = msgspec.Raw
+Buffer = bytes | bytearray | memoryview | msgspec.Raw
+
+MAX_DEPTH = 200
+"""Deeper values are refused: templates, matchers and encoders recurse, and would fail after the commit."""
+
+_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class RawJSONError(ValueError):
+    """The text is not JSON, or not of the wanted type; the message says where."""
+
+
+def cut_object(text: Buffer) -> dict[str, Raw]:
+    """The members of a JSON object as key -> raw value. Raises RawJSONError.
+
+    Strings in the values are not checked to be UTF-8; check the whole text once.
+    """
+    try:
+        return _object_decoder.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise RawJSONError(_reason(error)) from error
+
+
+def cut_list(text: Buffer) -> list[Raw]:
+    """The items of a JSON array as raw values. Raises RawJSONError."""
+    try:
+        return _list_decoder.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise RawJSONError(_reason(error)) from error
+
+
+def parse(text: Buffer) -> Any:
+    """The value of a JSON text, integers exact at any size. Raises RawJSONError, also beyond MAX_DEPTH levels."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise RawJSONError(_reason(error)) from error
+    if isinstance(value, dict | list) and is_too_deep(value):
+        raise RawJSONError(f"nested more than {MAX_DEPTH} levels deep")
+    return value
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether containers are nested more than MAX_DEPTH levels."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def dump(value: Any) -> bytes:
+    """The compact JSON text of a value that `parse` made."""
+    return msgspec.json.encode(value)
+
+
+def join_object(members: Mapping[str, Buffer]) -> bytes:
+    """The JSON object of raw members."""
+    return b"".join(object_parts(members.items()))
+
+
+def object_parts(members: Iterable[tuple[str, Buffer]]) -> list[Buffer]:
+    """The JSON object of raw members as parts to be joined."""
+    parts: list[Buffer] = []
+    separator = b"{"
+    for key, value in members:
+        parts += (separator, msgspec.json.encode(key), b":", value)
+        separator = b","
+    parts.append(b"}" if parts else b"{}")
+    return parts
+
+
+def _reason(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)

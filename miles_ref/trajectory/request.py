@@ -1,0 +1,153 @@
+"""A chat completion request as the client sent it, cut into raw parts (session-http.md, A turn).
+
+What the session already knows byte for byte is never parsed again: `MessageList.know` says how far that goes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from miles_ref.errors import MessageValidationError
+from miles_ref.trajectory.raw_json import Buffer, Raw, RawJSONError, cut_list, cut_object, parse
+
+Message = Mapping[str, Any]
+
+_SPACE = b" \t\r\n"
+_BETWEEN = re.compile(rb"[ \t\r\n]*,?[ \t\r\n]*")
+
+
+class MessageList(Sequence[Message]):
+    """The messages of a request: their text, and the values of those that somebody asks for.
+
+    `text` is the JSON array without its closing bracket, so that the text of a conversation that goes on begins with
+    the text that it had before.
+    """
+
+    def __init__(self, array: Buffer) -> None:
+        text = bytes(array)
+        if not text.startswith(b"["):
+            raise MessageValidationError(f"messages must be a list of objects, not {_shown(text)}")
+        self.text = text[:-1].rstrip(_SPACE)
+        self._known = 0
+        self._known_end = 1
+        self._known_values: list[Message] | None = None
+        self._rest: list[Message] | None = None
+        self._rest_ends: list[int] = []
+
+    def know(self, count: int, end: int) -> None:
+        """Say that the first `count` messages, whose text ends at byte `end`, are known to be in order.
+
+        To be called before any message is read. Raises MessageValidationError (400) if one of the others is not an
+        object, or if there is none at all.
+        """
+        self._known, self._known_end = (count, end) if count else (0, 1)
+        start = _end_of_gap(self.text, self._known_end)
+        self._rest = []
+        for raw in _cut(b"[" + self.text[start:] + b"]"):
+            self._rest_ends.append(start + len(memoryview(raw)))
+            self._rest.append(_read(raw, count + len(self._rest)))
+            start = _end_of_gap(self.text, self._rest_ends[-1])
+        if not len(self):
+            raise MessageValidationError("messages is empty: a request needs at least one message")
+
+    def __len__(self) -> int:
+        return self._known + len(self._others())
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if index >= self._known:
+            return self._others()[index - self._known]
+        if self._known_values is None:
+            known = _cut(self.text[: self._known_end] + b"]")
+            self._known_values = [_read(raw, at) for at, raw in enumerate(known)]
+        return self._known_values[index]
+
+    def ends(self, after: int) -> tuple[int, ...]:
+        """Where in `text` the messages end, of those that end beyond byte `after`."""
+        self._others()
+        known = self._ends_of_known() if after < self._known_end else []
+        return tuple(end for end in (*known, *self._rest_ends) if end > after)
+
+    def _ends_of_known(self) -> list[int]:
+        ends: list[int] = []
+        at = _end_of_gap(self.text, 1)
+        for raw in _cut(self.text[: self._known_end] + b"]"):
+            ends.append(at + len(memoryview(raw)))
+            at = _end_of_gap(self.text, ends[-1])
+        return ends
+
+    def _others(self) -> list[Message]:
+        if self._rest is None:
+            self.know(0, 1)
+        assert self._rest is not None
+        return self._rest
+
+
+class ChatRequest:
+    """The parts of a request's body: `messages`, and all other members as raw texts under their keys.
+
+    Raises MessageValidationError (400) for a body that is not a JSON object in UTF-8, without lone surrogates, with a
+    list of messages, and `n`, if any, 1.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        try:
+            body.isascii() or body.decode()
+            members = cut_object(body)
+        except UnicodeDecodeError as error:
+            raise MessageValidationError(f"the body is not UTF-8: {error}") from error
+        except RawJSONError as error:
+            raise MessageValidationError(f"the body is not a JSON object: {error}") from error
+        if "messages" not in members:
+            raise MessageValidationError("the body has no messages")
+        self.messages = MessageList(members.pop("messages"))
+        self.members: dict[str, bytes] = {key: bytes(raw) for key, raw in members.items()}
+        self._values: dict[str, Any] = {}
+        for key in self.members:
+            self.value(key)
+        self.stream = self.value("stream") is True
+        n = self.value("n")
+        if n is not None and (isinstance(n, bool) or n != 1):
+            raise MessageValidationError(f"n is {n!r:.100}: one choice is what a session can record; leave it out or 1")
+
+    def value(self, key: str) -> Any:
+        """The parsed member, None where there is none."""
+        if key not in self._values:
+            raw = self.members.get(key)
+            try:
+                self._values[key] = None if raw is None else parse(raw)
+            except RawJSONError as error:
+                raise MessageValidationError(f"{key}: {error}") from error
+        return self._values[key]
+
+
+def _cut(array: bytes) -> list[Raw]:
+    try:
+        return cut_list(array)
+    except RawJSONError as error:
+        raise MessageValidationError(f"messages: {error}") from error
+
+
+def _read(raw: Raw, index: int) -> Message:
+    try:
+        value = parse(raw)
+    except RawJSONError as error:
+        raise MessageValidationError(f"message {index}: {error}") from error
+    if not isinstance(value, dict):
+        raise MessageValidationError(f"message {index} must be an object, not {_shown(bytes(raw))}")
+    return value
+
+
+def _end_of_gap(text: bytes, at: int) -> int:
+    match = _BETWEEN.match(text, at)
+    assert match is not None
+    return match.end()
+
+
+def _shown(raw: bytes) -> str:
+    return raw[:100].decode("utf-8", "replace")

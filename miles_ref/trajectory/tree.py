@@ -1,0 +1,132 @@
+"""v2: a session is a forest; a request goes on from the deepest node that it replays (session-http.md, v2: tree)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from miles_ref.errors import MessageValidationError, TruncatedGenerationError
+from miles_ref.trajectory.node import Node, common_text, messages_within
+from miles_ref.trajectory.request import MessageList
+from miles_ref.trajectory.turn import Attachment, Matching
+
+MAX_NODES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Result of a search: the node whose whole path the request begins with, and how many messages agreed anywhere."""
+
+    node: Node | None
+    overlap: int
+
+
+class TreeTrajectory:
+    """The turns of a v2 session. Nothing is ever removed. `strict`: the forest stays one chain (append-only)."""
+
+    def __init__(self, matching: Matching, *, strict: bool = False, max_nodes: int = MAX_NODES) -> None:
+        self._matching = matching
+        self._strict = strict
+        self._max_nodes = max_nodes
+        self._nodes: list[Node] = []
+        self._children: dict[int | None, list[Node]] = {None: []}
+
+    @property
+    def next_seq(self) -> int:
+        """The number of commits so far: the id of the next node."""
+        return len(self._nodes)
+
+    def path(self) -> list[Node]:
+        """The nodes from the root to the last committed one."""
+        return self._nodes[-1].path() if self._nodes else []
+
+    def nodes(self) -> list[Node]:
+        """All nodes, in the order of their commits."""
+        return list(self._nodes)
+
+    def leaves(self) -> list[Node]:
+        """The nodes without children, in the order of their commits."""
+        return [node for node in self._nodes if not self._children[node.seq]]
+
+    def attach(self, messages: MessageList, in_flight: int = 0) -> Attachment:
+        """Where the request goes on. `in_flight` turns are under way, each of which may become a node.
+
+        Raises TruncatedGenerationError (409) where that node's generation was cut off, MessageValidationError (400)
+        when the forest is full, or would not stay one chain under strict append-only.
+        """
+        self._know_by_text(messages)
+        found = self._find(messages)
+        if self._strict:
+            self._check_append_only(found, messages)
+        if found.node is not None and found.node.is_truncated:
+            raise TruncatedGenerationError(
+                f"the request goes on from node {found.node.seq} ({found.node.message_count} messages), whose "
+                "generation ended with finish_reason length; a truncated turn cannot be extended: retry it"
+            )
+        if len(self._nodes) + in_flight >= self._max_nodes:
+            raise MessageValidationError(
+                f"the session has {len(self._nodes)} nodes and {in_flight} turns in flight, at most {self._max_nodes} "
+                "are allowed: most likely the client does not replay its history verbatim, so that each request "
+                f"begins a branch (this one matched {0 if found.node is None else found.node.message_count} of "
+                f"{len(messages)} messages)"
+            )
+        return Attachment(found.node, len(self._nodes))
+
+    def can_commit(self, attachment: Attachment) -> bool:
+        """False if, under strict append-only, the leaf moved since the request attached."""
+        return not self._strict or attachment.generation == len(self._nodes)
+
+    def commit(self, attachment: Attachment, node: Node) -> None:
+        """Add the node under its parent, or as a root."""
+        self._nodes.append(node)
+        self._children[None if node.parent is None else node.parent.seq].append(node)
+        self._children[node.seq] = []
+
+    def _know_by_text(self, messages: MessageList) -> None:
+        """Tell the messages how far their text is known, going down along the nodes whose text they begin with."""
+        best = (0, 0)
+        level = [(child, 0) for child in self._children[None]] if self._matching.by_text else []
+        while level:
+            node, common_with_parent = level.pop()
+            common = common_text(node, messages.text, common_with_parent)
+            best = max(best, messages_within(node, common))
+            if common == node.text.size:
+                level += [(child, common) for child in self._children[node.seq]]
+        messages.know(*best)
+
+    def _find(self, messages: MessageList) -> _Found:
+        best: Node | None = None
+        overlap = 0
+        level = [(child, 0) for child in self._children[None]]
+        while level:
+            node, common_with_parent = level.pop()
+            common = common_text(node, messages.text, common_with_parent)
+            agreed = self._agree(node, messages, common)
+            overlap = max(overlap, agreed)
+            if agreed < node.message_count:
+                continue
+            if best is None or (node.message_count, node.seq) > (best.message_count, best.seq):
+                best = node
+            level += [(child, common) for child in self._children[node.seq]]
+        return _Found(best, overlap)
+
+    def _agree(self, node: Node, messages: MessageList, common: int) -> int:
+        """How many messages of the node's path the request replays, the parent's being known to agree."""
+        first = node.message_count - len(node.messages)
+        known = messages_within(node, common)[0] if self._matching.by_text else 0
+        for at, stored in enumerate(node.messages, first):
+            if at >= len(messages) or not (at < known or self._matching.matcher(stored, messages[at])):
+                return at
+        return node.message_count
+
+    def _check_append_only(self, found: _Found, messages: MessageList) -> None:
+        leaf = self._nodes[-1] if self._nodes else None
+        if found.node is leaf:
+            return
+        assert leaf is not None
+        at = "no node" if found.node is None else f"node {found.node.seq}"
+        matched = 0 if found.node is None else found.node.message_count
+        raise MessageValidationError(
+            f"append-only session: the request does not extend the leaf (node {leaf.seq}, {leaf.message_count} "
+            f"messages). It attaches to {at}: {matched} messages matched, best overlap {found.overlap}, "
+            f"request length {len(messages)}. A second root or a sibling is not allowed"
+        )

@@ -1,0 +1,85 @@
+"""What a request's body must be, and what is parsed of it (session-http.md, A turn)."""
+
+import json
+
+import pytest
+
+from miles_ref.errors import MessageValidationError
+from miles_ref.trajectory.raw_json import MAX_DEPTH
+from miles_ref.trajectory.request import ChatRequest, MessageList
+
+MESSAGES = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "zwei ü"}, {"role": "user"}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"garbage",
+        b'{"messages": [{"role": "user"}]',
+        b"[1]",
+        b"null",
+        b"{}",
+        b'{"messages": null}',
+        b'{"messages": []}',
+        b'{"messages": [ ]}',
+        b'{"messages": {"0": {}}}',
+        b'{"messages": "text"}',
+        b'{"messages": ["text"]}',
+        b'{"messages": [{"role": "user"}, null]}',
+        b'{"messages": [{"role": "user", "content": "\xff"}]}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "\\udc00 x"}]}',
+        b'{"messages": [{"role": "user"}], "user": "\\ud83d"}',
+        b'{"messages": [{"role": "user"}], "user": "\xc3"}',
+        b'{"messages": [{"role": "user", "weight": NaN}]}',
+        b'{"messages": [{"role": "user"}], "temperature": Infinity}',
+        b'{"messages": [{"role": "user"}], "n": 2}',
+        b'{"messages": [{"role": "user"}], "n": true}',
+        b'{"messages": [{"role": "user"}], "n": "1"}',
+        b'{"messages": [{"role": "user"}]} trailing',
+        b"\xef\xbb\xbf" + b'{"messages": [{"role": "user"}]}',
+        b'{"messages": [{"role": "user", "deep": ' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}]}",
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_request_is_refused(body: bytes) -> None:
+    with pytest.raises(MessageValidationError) as caught:
+        len(ChatRequest(body).messages)
+    assert caught.value.status_code == 400
+
+
+@pytest.mark.parametrize("n", [None, 1])
+def test_one_choice_may_be_asked_for(n: int | None) -> None:
+    assert ChatRequest(json.dumps({"messages": MESSAGES, "n": n}).encode()).members["n"] == json.dumps(n).encode()
+
+
+def test_members_keep_their_text_and_the_last_duplicate_wins() -> None:
+    request = ChatRequest(b'{"a": 1.50,"big":123456789012345678901234567890, "a": [1 ,2], "messages":[{}]}')
+    assert request.members == {"a": b"[1 ,2]", "big": b"123456789012345678901234567890"}
+    assert request.value("big") == 123456789012345678901234567890
+
+
+@pytest.mark.parametrize(("stream", "streams"), [("true", True), ("false", False), ("null", False), ("1", False)])
+def test_only_true_streams(stream: str, streams: bool) -> None:
+    assert ChatRequest(f'{{"messages": [{{}}], "stream": {stream}}}'.encode()).stream is streams
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" ,\n", ":\t")])
+@pytest.mark.parametrize("known", [0, 1, 2, 3])
+def test_known_messages_are_read_all_the_same(separators: tuple[str, str], known: int) -> None:
+    text = json.dumps(MESSAGES, separators=separators, ensure_ascii=False)
+    all_ends = MessageList(text.encode()).ends(0)
+    messages = MessageList(f"{text[:-1]} \n]".encode())
+    messages.know(known, all_ends[known - 1] if known else 0)
+    assert len(messages) == 3
+    assert list(messages) == MESSAGES
+    assert messages[-1] == MESSAGES[-1]
+    assert messages.ends(0) == all_ends
+    assert messages.ends(all_ends[0]) == all_ends[1:]
+
+
+def test_ends_are_where_a_message_ends() -> None:
+    text = b'[ {"a": 1 } , {"b":2}]'
+    ends = MessageList(text).ends(0)
+    assert [text[: ends[0]], text[ends[0] : ends[1]]] == [b'[ {"a": 1 }', b' , {"b":2}']
