@@ -1,49 +1,44 @@
-"""The command line: one thin entry; each room brings its own commands, imported when they are used."""
+"""The command line: one thin entry; each room brings its own commands, imported only when they are used."""
 
 from __future__ import annotations
 
-from importlib import import_module
+import importlib
+from collections.abc import Mapping
 
 import click
 
-from miles_ref import __version__
-
-COMMANDS = {
-    "case": ("miles_ref.testing.command:case", "Run cases of the corpus, or propose one."),
-    "check": ("miles_ref.testing.check_command:check_command", "Check a plugin, a server or a program."),
+_COMMANDS: Mapping[str, tuple[str, str]] = {
+    "serve": ("miles_ref.server.command:serve_command", "Serve sessions over HTTP, linear (v1) or tree (v2)."),
+    "engine": ("miles_ref.engine.command:engine_command", "Serve the embedded backend, a small real model."),
     "demo": ("miles_ref.demo.command:demo_command", "Run one episode end to end and prove its samples."),
-    "engine": ("miles_ref.engine.command:engine_command", "Serve a small real model that speaks SGLang's chat API."),
-    "plugins": ("miles_ref.plugins.command:plugins_group", "Show the installed plugins."),
-    "prove": ("miles_ref.engine.command:prove_command", "Prove the samples in a payload file."),
-    "serve": ("miles_ref.server.command:serve_command", "Serve sessions before a backend."),
-    "tree": ("miles_ref.trajectory.command:tree_command", "Draw the tree of a session or of a payload."),
-    "worker": ("miles_ref.agents.command:worker_group", "Look at an agent worker."),
+    "case": ("miles_ref.testing.command:case", "Run cases of the corpus, or propose their values."),
+    "check": ("miles_ref.testing.check_command:check_command", "Check an implementation or a plugin by the corpus."),
+    "plugins": ("miles_ref.plugins.command:plugins_group", "Show which plugins there are."),
+    "tree": ("miles_ref.tree_command:tree_command", "Draw a session's forest."),
+    "worker": ("miles_ref.agents.command:worker_group", "Ask an agent worker how it is, or run one."),
 }
-"""Name to where the command is and what it does: `miles-ref --help` imports none of them."""
+"""Command -> (module:attribute, what it does)."""
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported on use."""
+class _LazyGroup(click.Group):
+    """Commands by name, each imported when it is asked for, so that --help is fast and needs no extra."""
 
-    def list_commands(self, context: click.Context) -> list[str]:
-        """All names, sorted."""
-        return sorted(COMMANDS)
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
 
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """The command itself; None for a name that there is not."""
-        if name not in COMMANDS:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
             return None
-        module, _, attribute = COMMANDS[name][0].partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The help's list, from the table."""
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(context)])
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup)
-@click.version_option(__version__)
+@click.group(cls=_LazyGroup)
+@click.version_option(package_name="miles-ref", message="%(version)s")
 def main() -> None:
     """Reference session server, sample assembly and corpus for agentic RL."""

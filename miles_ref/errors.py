@@ -77,6 +77,17 @@ class AssemblyError(MilesRefError):
     status_code = 422
 
 
+class FieldError(MilesRefError, ValueError):
+    """A value of a record or a reply breaks a rule. Each edge says whose fault it is: 422 of records, 502 of replies.
+
+    `field` names the value as the protocol does.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field} {message}")
+        self.field = field
+
+
 class PluginError(AssemblyError):
     """A plugin's hook broke its contract or raised (422); names plugin, distribution, version, hook, file, line."""
 

@@ -77,6 +77,9 @@ class Payload:
             low, high = (middle, high) if data.startswith(text[low:middle], at + low) else (low, middle)
         return low
 
+    def check(self) -> None:
+        """Raise the error that makes the bytes unusable, if there is one."""
+
     def chunks(self, size: int) -> list[memoryview]:
         """The first `size` bytes as views, in order, without a copy."""
         parts: list[memoryview] = []
@@ -233,6 +236,14 @@ class TokenView(Sequence[int]):
         """The view without its last `count` ids."""
         return TokenView(self.chain, self.record, self.length - count)
 
+    def last(self, count: int) -> IntArray:
+        """The last `count` ids; nothing is laid out where they are all of the record's own output."""
+        record = self.chain.records[self.record]
+        start = self.length - count
+        if start >= record.start:
+            return record.output_ids[start - record.start : self.length - record.start]
+        return self.array()[start:]
+
     def starts_with(self, other: Sequence[int]) -> bool:
         """Whether the ids begin with all of `other`'s; known from the deltas for turns of one chain."""
         if len(other) > self.length:
@@ -262,7 +273,11 @@ class RowView:
 
     def cut(self, count: int) -> RowView:
         """The view without its last `count` rows."""
-        return RowView(self.payload, self.rows - count, self.layers, self.topk)
+        return RowView(self.payload, max(0, self.rows - count), self.layers, self.topk)
+
+    def chunks(self) -> list[memoryview]:
+        """The rows' bytes in order, little-endian, without a copy."""
+        return self.payload.chunks(self.rows * self.layers * self.topk * 4)
 
     def array(self) -> npt.NDArray[np.int32]:
         """The rows as a contiguous read-only int32 array."""

@@ -1,112 +1,161 @@
-"""The safetensors container: 8 bytes of header length, a JSON header, the tensors' bytes (wire.md, Layout).
+"""The safetensors container: written in one join, read strictly (wire.md, layout).
 
-Written here rather than through the library, because one join of buffers is the only copy that a payload needs; the
-tests hold the bytes against the library's. Read here, because a payload comes from outside: every offset is checked.
+A file is the header's length (8 bytes, little-endian), a JSON header, and the tensors' bytes without gaps.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from miles_ref.errors import DecodeError
-from miles_ref.wire.spec import DTYPES
 
-Array = npt.NDArray[Any]
+CODES = {"int64": "I64", "float64": "F64", "int32": "I32", "uint8": "U8"}
+"""numpy dtype -> safetensors' code, in the order in which tensors are laid out."""
 
-_ORDER = {name: place for place, name in enumerate(DTYPES)}
-_MAX_HEADER = 100_000_000  # bytes; the format's own limit
-
-
-def write(tensors: Iterable[tuple[str, str, Array]]) -> bytes:
-    """Lay out (name, dtype name, array) by dtype, then by name. Views are made contiguous."""
-    entries: list[str] = []
-    buffers: list[Any] = []
-    at = 0
-    for name, dtype, array in sorted(tensors, key=lambda tensor: (_ORDER[tensor[1]], tensor[0])):
-        contiguous = np.ascontiguousarray(array)
-        shape = ",".join(map(str, array.shape))
-        entries.append(
-            f'{json.dumps(name)}:{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[{at},{at + array.nbytes}]}}'
-        )
-        if array.nbytes:
-            buffers.append(contiguous.reshape(-1).view(np.uint8).data)
-        at += array.nbytes
-    header = f"{{{','.join(entries)}}}".encode()
-    header += b" " * (-len(header) % 8)
-    return b"".join([len(header).to_bytes(8, "little"), header, *buffers])
+_ORDER = {code: at for at, code in enumerate(CODES.values())}
+_WIDTHS = {
+    **{"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1},
+    **{"I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8},
+}
+_ALIGNMENT = 8
+_MAX_HEADER = 100_000_000  # safetensors' own limit
+_INFO_KEYS = {"dtype", "shape", "data_offsets"}
 
 
-def read(payload: bytes | bytearray | memoryview) -> dict[str, tuple[str, Array]]:
-    """name -> (dtype name, array view on the payload). Raises DecodeError for anything that is not a container."""
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor to be written. `chunks` are its little-endian bytes in C order, in pieces."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    chunks: Sequence[bytes | memoryview]
+
+    @classmethod
+    def of(cls, name: str, array: npt.NDArray[Any]) -> Tensor:
+        """The tensor of an array of one of the CODES' types, made contiguous."""
+        flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        return cls(name, CODES[array.dtype.name], array.shape, [memoryview(flat.reshape(-1).view(np.uint8))])
+
+
+def write(tensors: Sequence[Tensor]) -> bytes:
+    """The file: tensors ordered by type, then by name as text; no metadata; header padded with spaces to 8 bytes."""
+    header: dict[str, Any] = {}
+    chunks: list[bytes | memoryview] = []
+    offset = 0
+    for tensor in sorted(tensors, key=lambda one: (_ORDER[one.code], one.name)):
+        size = sum(len(chunk) for chunk in tensor.chunks)
+        header[tensor.name] = {
+            "dtype": tensor.code,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        chunks.extend(tensor.chunks)
+        offset += size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return b"".join((len(text).to_bytes(8, "little"), text, *chunks))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a file; `raw` is a view of its bytes."""
+
+    code: str
+    shape: tuple[int, ...]
+    raw: memoryview
+
+    def array(self, dtype: str) -> npt.NDArray[Any]:
+        """The values, as a view of the file's bytes. `dtype` must be the one of the code."""
+        return np.frombuffer(self.raw, dtype=np.dtype(dtype).newbyteorder("<")).reshape(self.shape)
+
+
+def read(payload: bytes | bytearray | memoryview) -> dict[str, StoredTensor]:
+    """The tensors of a file by name. Raises DecodeError for anything that is not a whole, gapless safetensors file."""
     view = memoryview(payload).cast("B")
     if len(view) < 8:
-        raise DecodeError(f"not a safetensors file: {len(view)} bytes, at least 8 are needed")
+        raise _malformed(f"{len(view)} bytes hold no header length")
     size = int.from_bytes(view[:8], "little")
-    if size > min(_MAX_HEADER, len(view) - 8):
-        raise DecodeError(f"not a safetensors file: a header of {size} bytes in a file of {len(view)} bytes")
+    if size > min(len(view) - 8, _MAX_HEADER):
+        raise _malformed(f"a header of {size} bytes in a payload of {len(view)}")
     header = _header(bytes(view[8 : 8 + size]))
     data = view[8 + size :]
-    tensors: dict[str, tuple[str, Array]] = {}
-    at = 0
-    for begin, end, name, dtype, shape in sorted(_entry(name, entry) for name, entry in header.items()):
-        if begin != at:
-            raise DecodeError(f"tensor {name!r} begins at byte {begin}; the tensor before it ends at {at}")
-        if end > len(data):
-            raise DecodeError(f"tensor {name!r} ends at byte {end}; the file has {len(data)} bytes of tensors")
-        kind = DTYPES[dtype]
-        tensors[name] = dtype, np.frombuffer(data[begin:end], dtype=kind).reshape(shape)
-        at = end
-    if at != len(data):
-        raise DecodeError(f"{len(data) - at} bytes after the last tensor belong to no tensor")
+    spans: list[tuple[int, int, str]] = []
+    tensors = {}
+    for name, info in header.items():
+        if name == "__metadata__":
+            _check_metadata(info)
+            continue
+        code, shape, start, end = _info(name, info)
+        spans.append((start, end, name))
+        tensors[name] = StoredTensor(code, shape, data[start:end])
+    _check_gapless(spans, len(data))
     return tensors
 
 
-def _header(raw: bytes) -> dict[str, Any]:
+def _header(raw: bytes) -> Mapping[str, Any]:
+    if raw[:1] != b"{":
+        raise _malformed("the header is not a JSON object")
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise DecodeError(f"not a safetensors file: the header is not JSON ({error})") from error
-    if not isinstance(header, dict) or not raw.startswith(b"{"):
-        raise DecodeError("not a safetensors file: the header is not a JSON object")
-    header.pop("__metadata__", None)
+        header: dict[str, Any] = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise _malformed("the header is nested too deeply") from error
+    except ValueError as error:
+        raise _malformed(f"the header is not JSON: {error}") from error
     return header
 
 
-def _entry(name: str, entry: Any) -> tuple[int, int, str, str, tuple[int, ...]]:
-    """(begin, end, name, dtype, shape), checked against each other."""
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise DecodeError(
-            f"tensor {name!r}: the header entry must hold dtype, shape and data_offsets, not {entry!r:.80}"
-        )
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise DecodeError(f"tensor {name!r}: dtype {dtype!r:.40} is not one of {', '.join(DTYPES)}")
-    if not _counts(shape) or len(shape) > 8:
-        raise DecodeError(f"tensor {name!r}: shape {shape!r:.80} is not a short list of counts")
-    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise DecodeError(f"tensor {name!r}: data_offsets {offsets!r:.80} are not [begin, end]")
-    needed = math.prod(shape) * DTYPES[dtype].itemsize
-    if offsets[1] - offsets[0] != needed:
-        raise DecodeError(f"tensor {name!r}: {dtype} of shape {shape} takes {needed} bytes, its offsets are {offsets}")
-    return offsets[0], offsets[1], name, dtype, tuple(shape)
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return result
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r:.100} is there twice")
+    return found
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _check_metadata(info: Any) -> None:
+    if not isinstance(info, dict) or not all(isinstance(value, str) for value in info.values()):
+        raise _malformed("__metadata__ is not an object of texts")
+
+
+def _info(name: str, info: Any) -> tuple[str, tuple[int, ...], int, int]:
+    if not isinstance(info, dict) or info.keys() != _INFO_KEYS:
+        raise _malformed(f"tensor {name!r:.100} is described by {info!r:.100}")
+    code, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
+    if not isinstance(code, str) or code not in _WIDTHS:
+        raise _malformed(f"tensor {name!r:.100} has dtype {code!r:.100}")
+    if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+        raise _malformed(f"tensor {name!r:.100} has shape {shape!r:.100} and data_offsets {offsets!r:.100}")
+    start, end = offsets
+    if end - start != prod(shape) * _WIDTHS[code]:
+        raise _malformed(f"tensor {name!r:.100} of {code} and shape {shape!r:.100} has {end - start} bytes")
+    return code, tuple(shape), start, end
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_gapless(spans: list[tuple[int, int, str]], size: int) -> None:
+    covered = 0
+    for start, end, name in sorted(spans):
+        if start != covered:
+            raise _malformed(f"tensor {name!r:.100} begins at byte {start}, the bytes before it end at {covered}")
+        covered = end
+    if covered != size:
+        raise _malformed(f"the tensors have {covered} bytes, the file has {size}")
+
+
+def _malformed(what: str) -> DecodeError:
+    return DecodeError(f"samples payload: not a safetensors file: {what}")

@@ -1,244 +1,260 @@
-"""One safetensors payload -> samples on the driver's input sample (wire.md, Decode). Nothing is half-applied."""
+"""Bytes to samples, overlaid on the driver's input sample (wire.md, Decode). Nothing is half-applied."""
 
 from __future__ import annotations
 
 import copy
-import json
-import math
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from miles_ref.errors import DecodeError
-from miles_ref.sample import Status
+from miles_ref.sample import PrefixCacheInfo, Status
 from miles_ref.wire import container
-from miles_ref.wire.spec import EMPTY_REASONS, META_TENSOR, ValueSpec, select
+from miles_ref.wire.json_text import load
+from miles_ref.wire.spec import EMPTY_REASONS, META, NULLS, Fields, ValueSpec, table
 
-Array = npt.NDArray[Any]
+_STATUSES = frozenset(str(status) for status in Status)
+_CACHE_KEYS = ("cached_tokens", "total_prompt_tokens")
+_PER_RESPONSE_TOKEN = ("loss_mask", "rollout_log_probs")
+_STUDENT_LOG_PROBS = "opd_student_top_logprobs"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SamplesReply:
-    """What a samples payload holds: the samples on the driver's input, and the session's metadata.
-
-    `empty_reason` is None, "no_records" or "all_truncated".
-    """
+    """A decoded reply. `empty_reason` is None, "no_records" or "all_truncated"."""
 
     samples: list[Any]
     session_metadata: dict[str, Any]
     empty_reason: str | None
 
 
-def decode_samples_and_merge_input_sample(
-    payload: bytes | bytearray | memoryview, input_sample: Any, *, fields: Iterable[str]
-) -> SamplesReply:
-    """Each sample of the payload, overlaid on a deep copy of `input_sample` (any object with the table's attributes).
+@dataclass(frozen=True, slots=True)
+class _WireSample:
+    entry: Mapping[str, Any]
+    tensors: Mapping[str, npt.NDArray[Any] | None]
 
-    Tensor fields become lists of int or float; replay rows stay int32 arrays of shape (rows, layers, topk), which own
-    their memory. Raises DecodeError for a malformed payload, or an input sample that is not at its defaults where
-    the overlay would corrupt it; `input_sample` itself is never changed.
+
+def decode_samples_and_merge_input_sample(
+    payload: bytes | bytearray | memoryview, input_sample: Any, *, fields: Fields
+) -> SamplesReply:
+    """The reply's samples: for each a deepcopy of `input_sample`, any object with these attributes, and the wire's fields.
+
+    tokens, loss_mask and rollout_log_probs become lists of int or float, replay rows int32 arrays (rows, layers, topk).
+    Raises DecodeError for a payload that is malformed or contradicts itself, and for an input sample that is not at its
+    defaults where merging would corrupt it; nothing is changed then.
     """
-    specs = select(fields)
+    specs = table(fields)
     tensors = container.read(payload)
-    meta = _read_meta(tensors.pop(META_TENSOR, None))
-    wire_samples = [_WireSample.read(i, entry, specs, tensors) for i, entry in enumerate(meta["samples"])]
-    if tensors:
-        raise DecodeError(
-            f"tensors {sorted(tensors)[:5]} belong to no sample of the {len(wire_samples)} in the payload"
-        )
-    if wire_samples:
-        _check_defaults(input_sample)
+    meta = _read_meta(tensors)
+    entries = meta["samples"]
+    for at, entry in enumerate(entries):
+        _check_entry(entry, specs, f"sample {at}")
+    _check_names(tensors, entries, specs)
+    wires = [_wire_sample(entry, tensors, specs, at) for at, entry in enumerate(entries)]
+    if wires:
+        _check_input(input_sample)
     return SamplesReply(
-        [sample.overlay(input_sample, specs) for sample in wire_samples], meta["session_metadata"], meta["empty_reason"]
+        [_overlay(input_sample, wire, specs) for wire in wires], meta["session_metadata"], meta["empty_reason"]
     )
 
 
-def _read_meta(tensor: tuple[str, Array] | None) -> dict[str, Any]:
-    """The JSON part, with its form checked."""
-    if tensor is None:
-        raise DecodeError(f"the payload has no {META_TENSOR}: it is not a samples payload")
-    dtype, array = tensor
-    if dtype != "U8" or array.ndim != 1:
-        raise DecodeError(f"{META_TENSOR} is {dtype} of shape {list(array.shape)}; it must be U8 of rank 1")
+def _read_meta(tensors: Mapping[str, container.StoredTensor]) -> dict[str, Any]:
+    stored = tensors.get(META)
+    if stored is None:
+        raise _refused(f"there is no tensor {META}")
+    if stored.code != "U8" or len(stored.shape) != 1:
+        raise _refused(f"{META} is {stored.code} of shape {list(stored.shape)}, not U8 of rank 1")
     try:
-        meta = json.loads(array.tobytes().decode("utf-8"), parse_constant=_not_json, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise DecodeError(f"{META_TENSOR} is not JSON: {error}") from error
+        meta = load(bytes(stored.raw))
+    except ValueError as error:
+        raise _refused(f"{META} is not JSON: {error}") from error
     if not isinstance(meta, dict):
-        raise DecodeError(f"{META_TENSOR} is not a JSON object")
-    forms = {"samples": list, "session_metadata": dict}
-    for name, form in forms.items():
-        if not isinstance(meta.get(name), form):
-            raise DecodeError(f"{META_TENSOR}.{name} is missing or not a {form.__name__}: {meta.get(name)!r:.60}")
+        raise _refused(f"{META} is {meta!r:.80}, not an object")
+    for key, kind in (("samples", list), ("session_metadata", dict)):
+        if not isinstance(meta.get(key), kind):
+            raise _refused(f"{META}.{key} is {_shown(meta, key)}, not {'a list' if kind is list else 'an object'}")
     if "empty_reason" not in meta or meta["empty_reason"] not in (None, *EMPTY_REASONS):
-        raise DecodeError(
-            f"{META_TENSOR}.empty_reason {meta.get('empty_reason', 'is missing')!r:.60}: "
-            f"it must be null, {' or '.join(EMPTY_REASONS)}"
-        )
+        raise _refused(f"{META}.empty_reason is {_shown(meta, 'empty_reason')}, known are null, {EMPTY_REASONS}")
     return meta
 
 
-@dataclass(frozen=True, slots=True)
-class _WireSample:
-    """One sample's fields as they came, checked. A null tensor field is not in `arrays`."""
-
-    values: dict[str, Any]
-    arrays: dict[str, Array]
-
-    @classmethod
-    def read(
-        cls, i: int, entry: Any, specs: Mapping[str, ValueSpec], tensors: dict[str, tuple[str, Array]]
-    ) -> _WireSample:
-        """Take sample i's tensors out of `tensors` and check all of its fields."""
-        if not isinstance(entry, dict):
-            raise DecodeError(f"sample {i} is not a JSON object: {entry!r:.60}")
-        values = {}
-        for name, spec in specs.items():
-            if spec.codec == "json":
-                if name not in entry:
-                    raise DecodeError(f"sample {i}: the field {name} is missing")
-                values[name] = _checked(f"sample {i}, {name}", name, entry[name])
-        nulls = _nulls(i, entry, specs)
-        arrays = {}
-        for name, spec in specs.items():
-            if spec.codec == "tensor":
-                array = _take(i, name, spec, name in nulls, tensors)
-                if array is not None:
-                    arrays[name] = array
-        _check_lengths(i, values["response_length"], arrays)
-        return cls(values, arrays)
-
-    def overlay(self, input_sample: Any, specs: Mapping[str, ValueSpec]) -> Any:
-        """A deep copy of the input with this sample's fields on it."""
-        sample = copy.deepcopy(input_sample)
-        for name, spec in specs.items():
-            if spec.codec == "tensor":
-                array = self.arrays.get(name)
-                value = spec.null if array is None else array.copy() if spec.strict else array.tolist()
-                setattr(sample, name, value)
-        for name, value in self.values.items():
-            _overlay_value(sample, name, value)
-        return sample
-
-
-def _overlay_value(sample: Any, name: str, value: Any) -> None:
-    """One JSON field. Metadata is merged key by key, a null reward leaves the input's."""
-    match name:
-        case "metadata":
-            sample.metadata = {**(sample.metadata or {}), **value}
-        case "reward":
-            if value is not None:
-                sample.reward = value
-        case "status":
-            # Other packages bring a Status enumeration of their own with the same values.
-            kind = type(sample.status) if isinstance(sample.status, Enum) else Status
-            sample.status = kind(value)
-        case "prefix_cache_info":
-            if isinstance(sample.prefix_cache_info, dict):
-                sample.prefix_cache_info.update(value)
-            else:
-                for counter, count in value.items():
-                    setattr(sample.prefix_cache_info, counter, count)
-        case _:
-            setattr(sample, name, value)
-
-
-def _nulls(i: int, entry: Mapping[str, Any], specs: Mapping[str, ValueSpec]) -> set[str]:
-    nulls = entry.get("nulls")
-    if not isinstance(nulls, list) or not all(isinstance(name, str) for name in nulls):
-        raise DecodeError(f"sample {i}: nulls must be a list of field names, not {nulls!r:.60}")
+def _check_entry(entry: Any, specs: Mapping[str, ValueSpec], where: str) -> None:
+    if not isinstance(entry, dict):
+        raise _refused(f"{where} is {entry!r:.80}, not an object")
+    for name, spec in specs.items():
+        if not spec.is_tensor and not (name in entry and _fits(name, entry[name])):
+            raise _refused(f"{where}: {name} is {_shown(entry, name)}, which is not of the table's type")
+    nulls = entry.get(NULLS)
+    if not isinstance(nulls, list):
+        raise _refused(f"{where}: {NULLS} is {_shown(entry, NULLS)}, not a list")
     for name in nulls:
-        if name not in specs or specs[name].codec != "tensor":
-            raise DecodeError(f"sample {i}: nulls names {name!r:.60}, which is no tensor field")
-    return set(nulls)
+        if not isinstance(name, str) or name not in specs or not specs[name].is_tensor:
+            raise _refused(f"{where}: {NULLS} lists {name!r:.80}, which is no tensor field")
 
 
-def _take(i: int, name: str, spec: ValueSpec, is_null: bool, tensors: dict[str, tuple[str, Array]]) -> Array | None:
-    key = f"{name}.{i}"
-    if is_null:
-        if key in tensors:
-            raise DecodeError(f"sample {i}: {name} is listed in nulls, but the tensor {key} is there")
-        return None
-    if key not in tensors:
-        raise DecodeError(f"sample {i}: the tensor {key} is missing and {name} is not listed in nulls")
-    dtype, array = tensors.pop(key)
-    if dtype != spec.dtype or array.ndim != spec.rank:
-        raise DecodeError(
-            f"tensor {key} is {dtype} of shape {list(array.shape)}; the table wants {spec.dtype} of rank {spec.rank}"
-        )
-    return array
-
-
-def _checked(where: str, name: str, value: Any) -> Any:
-    """One JSON field, with the table's type."""
+def _fits(name: str, value: Any) -> bool:
     match name:
         case "response":
-            good = isinstance(value, str)
+            return isinstance(value, str)
         case "response_length":
-            good = type(value) is int and value >= 0
+            return type(value) is int and value >= 0
         case "status":
-            good = isinstance(value, str) and value in tuple(Status)
+            return isinstance(value, str) and value in _STATUSES
         case "weight_versions":
-            good = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            return isinstance(value, list) and all(isinstance(version, str) for version in value)
         case "prefix_cache_info":
-            counters = ("cached_tokens", "total_prompt_tokens")
-            good = isinstance(value, dict) and all(type(value.get(counter)) is int for counter in counters)
-            value = {counter: value[counter] for counter in counters} if good else value
+            return isinstance(value, dict) and all(type(value.get(key)) is int for key in _CACHE_KEYS)
         case "metadata":
-            good = isinstance(value, dict)
-        case _:
-            good = True
-    if not good:
-        raise DecodeError(f"{where}: {value!r:.80} is not of the table's type")
-    return value
+            return isinstance(value, dict)
+    return True
 
 
-def _check_lengths(i: int, response_length: int, arrays: Mapping[str, Array]) -> None:
-    for name in ("loss_mask", "rollout_log_probs"):
-        if name in arrays and len(arrays[name]) != response_length:
-            raise DecodeError(
-                f"sample {i}: {name} has {len(arrays[name])} entries, response_length is {response_length}"
-            )
-    held = len(arrays["tokens"]) if "tokens" in arrays else 0
-    if response_length > held:
-        raise DecodeError(f"sample {i}: response_length {response_length} is more than the {held} tokens")
+def _check_names(
+    tensors: Mapping[str, container.StoredTensor], entries: list[Any], specs: Mapping[str, ValueSpec]
+) -> None:
+    """Each tensor is one that a sample promises, and each promised one is there."""
+    expected = {META}
+    for at, entry in enumerate(entries):
+        for name, spec in specs.items():
+            if not spec.is_tensor:
+                continue
+            tensor = f"{name}.{at}"
+            if name in entry[NULLS]:
+                if tensor in tensors:
+                    raise _refused(f"sample {at}: {name} is listed in {NULLS}, but tensor {tensor} is there")
+                continue
+            if tensor not in tensors:
+                raise _refused(f"sample {at}: tensor {tensor} is missing")
+            expected.add(tensor)
+    unknown = sorted(tensors.keys() - expected)
+    if unknown:
+        raise _refused(f"no sample refers to tensor {unknown[0]!r:.80}")
 
 
-def _check_defaults(sample: Any) -> None:
-    """The input must be fresh where the overlay would mix two generations (wire.md, Before an overlay)."""
-    faults = [name for name in ("weight_versions",) if getattr(sample, name, None)]
-    faults += [name for name in ("prefix_cache_info", "spec_info") if not _is_zero(getattr(sample, name, None))]
-    faults += [name for name in ("teacher_log_probs", "opd_reverse_kl") if getattr(sample, name, None) is not None]
-    if "opd_student_top_logprobs" in (getattr(sample, "metadata", None) or {}):
-        faults.append("metadata.opd_student_top_logprobs")
-    if faults:
-        raise DecodeError(
-            f"the input sample holds values of an earlier generation in {', '.join(faults)}; give a fresh sample "
-            "(these fields at their defaults)"
+def _wire_sample(
+    entry: dict[str, Any], tensors: Mapping[str, container.StoredTensor], specs: Mapping[str, ValueSpec], at: int
+) -> _WireSample:
+    arrays: dict[str, npt.NDArray[Any] | None] = {}
+    for name, spec in specs.items():
+        if spec.is_tensor:
+            stored = None if name in entry[NULLS] else tensors[f"{name}.{at}"]
+            arrays[name] = None if stored is None else _array(stored, spec, f"sample {at}: {name}")
+    _check_lengths(entry["response_length"], arrays, f"sample {at}")
+    return _WireSample(entry, arrays)
+
+
+def _array(stored: container.StoredTensor, spec: ValueSpec, where: str) -> npt.NDArray[Any]:
+    assert spec.dtype is not None
+    if stored.code != container.CODES[spec.dtype] or len(stored.shape) != spec.rank:
+        raise _refused(
+            f"{where} is {stored.code} of shape {list(stored.shape)}, not {container.CODES[spec.dtype]} of rank {spec.rank}"
         )
+    return stored.array(spec.dtype)
 
 
-def _is_zero(counters: Any) -> bool:
-    """Whether an object of counters, a mapping of them, or None is at its default."""
-    if counters is None:
+def _check_lengths(response_length: int, arrays: Mapping[str, npt.NDArray[Any] | None], where: str) -> None:
+    for name in _PER_RESPONSE_TOKEN:
+        array = arrays.get(name)
+        if array is not None and len(array) != response_length:
+            raise _refused(f"{where}: {name} has {len(array)} entries, response_length is {response_length}")
+    tokens = arrays.get("tokens")
+    count = 0 if tokens is None else len(tokens)
+    if response_length > count:
+        raise _refused(f"{where}: response_length is {response_length}, but there are {count} tokens")
+
+
+def _check_input(sample: Any) -> None:
+    """Whether merging would corrupt the input: these fields would be added to, or lie beside others' tokens."""
+    if sample.weight_versions:
+        raise _not_default("weight_versions", sample.weight_versions)
+    for name in ("prefix_cache_info", "spec_info"):
+        if not _is_zero(getattr(sample, name, None)):
+            raise _not_default(name, getattr(sample, name))
+    for name in ("teacher_log_probs", "opd_reverse_kl"):
+        if getattr(sample, name, None) is not None:
+            raise _not_default(name, getattr(sample, name))
+    if _STUDENT_LOG_PROBS in (sample.metadata or {}):
+        raise _not_default(f"metadata.{_STUDENT_LOG_PROBS}", sample.metadata[_STUDENT_LOG_PROBS])
+
+
+def _is_zero(info: Any) -> bool:
+    if info is None:
         return True
-    if isinstance(counters, Mapping):
-        return not any(counters.values())
+    if isinstance(info, Mapping):
+        return not any(info.values())
     try:
-        return bool(counters == type(counters)())
+        return bool(info == type(info)())
     except TypeError:
-        return not any(vars(counters).values())
+        return not any(vars(info).values())
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is out of the range of a float")
-    return value
+def _overlay(input_sample: Any, wire: _WireSample, specs: Mapping[str, ValueSpec]) -> Any:
+    sample = copy.deepcopy(input_sample)
+    for name, spec in specs.items():
+        if spec.is_tensor:
+            setattr(sample, name, _tensor_value(wire.tensors[name], spec))
+    for name, spec in specs.items():
+        if not spec.is_tensor:
+            _overlay_json(sample, name, wire.entry[name])
+    return sample
 
 
-def _not_json(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+def _tensor_value(array: npt.NDArray[Any] | None, spec: ValueSpec) -> Any:
+    if array is None:
+        return copy.copy(spec.null)
+    return np.array(array, dtype=spec.dtype) if spec.strict else array.tolist()
+
+
+def _overlay_json(sample: Any, name: str, value: Any) -> None:
+    if name == "metadata":
+        sample.metadata = {**(sample.metadata or {}), **value}
+    elif name == "prefix_cache_info":
+        sample.prefix_cache_info = _cache_info(sample.prefix_cache_info, value)
+    elif name == "status":
+        sample.status = _status(sample.status, value)
+    elif name != "reward" or value is not None:
+        setattr(sample, name, value)
+
+
+def _status(current: Any, value: str) -> Any:
+    """The status in the type that the input sample has for it; a text where that is none."""
+    if not isinstance(current, Enum):
+        return value
+    try:
+        return type(current)(value)
+    except ValueError as error:
+        raise DecodeError(f"the input sample's status is a {type(current).__name__}, which has no {value!r}") from error
+
+
+def _cache_info(current: Any, value: Mapping[str, int]) -> Any:
+    counts = {key: value[key] for key in _CACHE_KEYS}
+    if current is None:
+        return PrefixCacheInfo(**counts)
+    if isinstance(current, MutableMapping):
+        current.update(counts)
+        return current
+    if dataclasses.is_dataclass(current) and not isinstance(current, type):
+        return dataclasses.replace(current, **counts)
+    for key, count in counts.items():
+        setattr(current, key, count)
+    return current
+
+
+def _shown(holder: Mapping[str, Any], key: str) -> str:
+    return f"{holder[key]!r:.80}" if key in holder else "absent"
+
+
+def _refused(what: str) -> DecodeError:
+    return DecodeError(f"samples payload: {what}")
+
+
+def _not_default(field: str, value: Any) -> DecodeError:
+    return DecodeError(
+        f"the input sample's {field} is {value!r:.80}; it must be at its default, or the merged sample would mix it with "
+        "the reply's"
+    )

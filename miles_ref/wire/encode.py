@@ -1,25 +1,24 @@
-"""Samples -> one safetensors payload (wire.md, Encode). What cannot be written losslessly is refused."""
+"""Samples to bytes (wire.md, Encode). What cannot be written losslessly is refused, with sample, field and value."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import index as as_int
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from miles_ref.errors import EncodeError
+from miles_ref.records import RowView, TokenView
 from miles_ref.sample import Status
 from miles_ref.wire import container
-from miles_ref.wire.spec import DTYPES, EMPTY_REASONS, META_TENSOR, ValueSpec, select
+from miles_ref.wire.json_text import dump
+from miles_ref.wire.spec import EMPTY_REASONS, META, NULLS, Fields, ValueSpec, table
 
-Array = npt.NDArray[Any]
-
-_EXACT_FLOAT = 2**53  # beyond it a float64 no longer holds every int
+_STATUSES = frozenset(str(status) for status in Status)
+_CACHE_KEYS = ("cached_tokens", "total_prompt_tokens")
+_PER_RESPONSE_TOKEN = ("loss_mask", "rollout_log_probs")
 
 
 def encode_samples(
@@ -27,226 +26,183 @@ def encode_samples(
     session_metadata: Mapping[str, Any],
     empty_reason: str | None = None,
     *,
-    fields: Iterable[str],
+    fields: Fields,
 ) -> bytes:
-    """One payload of `samples` (any objects with the table's attributes) and the session's metadata.
+    """The samples payload, with the fields of the table and no others (SAMPLES_VALUE_SPEC for v1, ..._V2 for v2).
 
-    `fields` names the rows of the value table: SAMPLES_VALUE_SPEC or SAMPLES_VALUE_SPEC_V2, or just their names.
-    Per-token fields may be lists or arrays of any dtype that holds the values; replay rows must be int32 of rank 3.
-    Raises EncodeError naming the sample, the field and the value.
+    A sample is any object with these attributes. Per-token fields may be lists, arrays or views; replay rows arrays of
+    int32 and shape (rows, layers, topk). Raises EncodeError naming sample, field and value.
     """
-    specs = select(fields)
-    tensors: list[tuple[str, str, Array]] = []
-    texts = []
-    for i, sample in enumerate(samples):
-        arrays = {
-            name: _tensor(f"sample {i}, {name}", getattr(sample, name), spec)
-            for name, spec in specs.items()
-            if spec.codec == "tensor"
-        }
-        tensors += [(f"{name}.{i}", specs[name].dtype or "", a) for name, a in arrays.items() if a is not None]
-        texts.append(_sample_text(i, sample, specs, [name for name, a in arrays.items() if a is None]))
-        _check_lengths(i, sample, arrays)
-    if empty_reason not in (None, *EMPTY_REASONS):
-        raise EncodeError(f"empty_reason {empty_reason!r} is not null, {' or '.join(EMPTY_REASONS)}")
-    session = _object_text("session_metadata", session_metadata)
-    text = f'{{"samples":[{",".join(texts)}],"session_metadata":{session},"empty_reason":{json.dumps(empty_reason)}}}'
-    meta = np.frombuffer(_utf8(text, samples, session_metadata), dtype=np.uint8)
-    return container.write([*tensors, (META_TENSOR, "U8", meta)])
-
-
-def _tensor(where: str, value: Any, spec: ValueSpec) -> Array | None:
-    """The field as an array of the table's dtype and rank, or None for null."""
-    if value is None:
-        return None
-    dtype = DTYPES[spec.dtype or ""]
-    array = _strict(where, value, dtype) if spec.strict else _converted(where, value, dtype)
-    if array.ndim != spec.rank:
-        raise EncodeError(f"{where}: shape {list(array.shape)} has rank {array.ndim}, the table wants rank {spec.rank}")
-    if dtype.kind == "f":
-        bad = np.isnan(array) | (array == np.inf)
-        if bad.any():
-            at = int(np.argmax(bad))
-            raise EncodeError(f"{where}[{at}]: {array[at]} is not a log prob (only -inf is allowed beside numbers)")
-    return array
-
-
-def _strict(where: str, value: Any, dtype: np.dtype[Any]) -> Array:
-    if isinstance(value, list | tuple) or not hasattr(value, "__array__"):
-        raise EncodeError(f"{where}: a {type(value).__name__} is not converted; give a {dtype.name} array of rank 3")
-    array: Array = np.asarray(value)
-    if array.dtype != dtype:
-        raise EncodeError(
-            f"{where}: dtype {array.dtype.name} is not converted to {dtype.name}; cast it where it is made"
+    specs = table(fields)
+    if empty_reason is not None and empty_reason not in EMPTY_REASONS:
+        raise EncodeError(f"empty_reason is {empty_reason!r}, known are {', '.join(EMPTY_REASONS)} and null")
+    if not isinstance(session_metadata, dict):
+        raise EncodeError(f"session_metadata is {session_metadata!r:.80}, not an object")
+    tensors: list[container.Tensor] = []
+    entries = []
+    for at, sample in enumerate(samples):
+        entry, own = _encode_sample(sample, at, specs)
+        entries.append(entry)
+        tensors += own
+    meta = b"".join(
+        (
+            b'{"samples":[',
+            b",".join(entries),
+            b'],"session_metadata":',
+            dump(session_metadata, "session_metadata"),
+            b',"empty_reason":',
+            dump(empty_reason, "empty_reason"),
+            b"}",
         )
-    return array
+    )
+    return container.write([*tensors, container.Tensor(META, "U8", (len(meta),), [meta])])
 
 
-def _converted(where: str, value: Any, dtype: np.dtype[Any]) -> Array:
-    """`value` in the table's dtype. Refused where a value would change."""
-    if isinstance(value, np.ndarray) and value.dtype == dtype:
-        return value
+def _encode_sample(sample: Any, at: int, specs: Mapping[str, ValueSpec]) -> tuple[bytes, list[container.Tensor]]:
+    where = f"sample {at}"
+    values = {name: _value(sample, name, where) for name in specs}
+    arrays = {
+        name: _tensor(values[name], spec, f"{where}: {name}")
+        for name, spec in specs.items()
+        if spec.is_tensor and values[name] is not None
+    }
+    members = {name: _json_value(name, values[name], f"{where}: {name}") for name in specs if not specs[name].is_tensor}
+    _check_log_probs(arrays.get("rollout_log_probs"), where)
+    _check_lengths(members["response_length"], {name: array.shape[0] for name, array in arrays.items()}, where)
+    nulls = [name for name, spec in specs.items() if spec.is_tensor and name not in arrays]
+    entry = dump({**members, NULLS: nulls}, where)
+    return entry, [_laid_out(f"{name}.{at}", array) for name, array in arrays.items()]
+
+
+def _value(sample: Any, name: str, where: str) -> Any:
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise EncodeError(f"{where}: {error}") from error
-    if array.size == 0:
+        return getattr(sample, name)
+    except AttributeError as error:
+        raise EncodeError(f"{where} has no field {name}: it is a {type(sample).__name__}") from error
+
+
+def _laid_out(name: str, array: npt.NDArray[Any] | RowView) -> container.Tensor:
+    if isinstance(array, RowView):
+        return container.Tensor(name, "I32", array.shape, array.chunks())
+    return container.Tensor.of(name, array)
+
+
+def _tensor(value: Any, spec: ValueSpec, where: str) -> npt.NDArray[Any] | RowView:
+    if spec.strict:
+        return _strict(value, spec, where)
+    array = _as_array(value, where)
+    if array.ndim != spec.rank:
+        raise EncodeError(f"{where} has shape {array.shape}, not rank {spec.rank}")
+    return _converted(array, np.dtype(spec.dtype), where)
+
+
+def _strict(value: Any, spec: ValueSpec, where: str) -> npt.NDArray[Any] | RowView:
+    if isinstance(value, RowView):
+        return value
+    if isinstance(value, list | tuple) or not hasattr(value, "__array__"):
+        raise EncodeError(f"{where} is a {type(value).__name__}, not an array of {spec.dtype}")
+    array = np.asarray(value)
+    if array.dtype.name != spec.dtype:
+        raise EncodeError(f"{where} has dtype {array.dtype}; {spec.dtype} is written, and nothing is converted to it")
+    if array.ndim != spec.rank:
+        raise EncodeError(f"{where} has shape {array.shape}; it must be (rows, layers, topk)")
+    return array
+
+
+def _as_array(value: Any, where: str) -> npt.NDArray[Any]:
+    """The values in numpy's own type for them, so that nothing is rounded: objects where the types differ."""
+    if isinstance(value, TokenView):
+        return value.array()
+    if isinstance(value, str | bytes) or not (hasattr(value, "__array__") or isinstance(value, Sequence)):
+        raise EncodeError(f"{where} is {value!r:.80}, not a list of numbers")
+    if hasattr(value, "__array__"):
+        return np.asarray(value)
+    kinds = set(map(type, value))
+    if kinds == {int} or kinds == {float}:
+        try:
+            return np.array(value, dtype=np.int64 if kinds == {int} else np.float64)
+        except OverflowError:
+            pass
+    objects = np.empty(len(value), dtype=object)
+    objects[:] = value
+    return objects
+
+
+def _converted(array: npt.NDArray[Any], dtype: np.dtype[Any], where: str) -> npt.NDArray[Any]:
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind in "iu" and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        outside = (array < limits.min) | (array > limits.max)
+        if outside.any():
+            at = int(outside.argmax())
+            raise _refused(array[at].item(), at, dtype, where)
         return array.astype(dtype)
-    if array.dtype.kind not in "iufb":
-        at, item = _first(value, lambda item: not isinstance(item, int | float) or abs(item) >= 2**63)
-        raise EncodeError(f"{where}[{at}]: {item!r:.60} is not a number that {dtype.name} holds")
-    if array.dtype.kind == "f" and not isinstance(value, np.ndarray):
-        # A list of ints and floats has become floats already: an int that this changed is found in the list only.
-        at, item = _first(
-            value, lambda item: type(item) is int and abs(item) > _EXACT_FLOAT and int(float(item)) != item
-        )
-        if at is not None:
-            raise EncodeError(f"{where}[{at}]: {item} cannot be held exactly beside floats")
-    with np.errstate(invalid="ignore"):
-        converted = array.astype(dtype)
-    same = _same(array, converted)
-    if not same.all():
-        place = tuple(int(axis[0]) for axis in np.nonzero(~same))
-        raise EncodeError(
-            f"{where}[{','.join(map(str, place))}]: {array[place].item()!r} changes when converted to {dtype.name}"
-        )
+    if array.dtype.kind == dtype.kind == "f" and array.dtype.itemsize <= dtype.itemsize:
+        return array.astype(dtype)
+    return _converted_one_by_one(array, dtype, where)
+
+
+def _converted_one_by_one(array: npt.NDArray[Any], dtype: np.dtype[Any], where: str) -> npt.NDArray[Any]:
+    """Exactly, by Python's own comparison of numbers of any size."""
+    converted = np.empty(len(array), dtype=dtype)
+    for at, item in enumerate(array.tolist()):
+        value = item.item() if isinstance(item, np.generic) else item
+        if type(value) not in (int, float):
+            raise _refused(value, at, dtype, where)
+        try:
+            converted[at] = value
+        except (OverflowError, ValueError) as error:
+            raise _refused(value, at, dtype, where) from error
+        # NaN changes nothing in a float; that no log prob is NaN is a rule of its own.
+        if converted[at].item() != value and not (value != value and dtype.kind == "f"):
+            raise _refused(value, at, dtype, where)
     return converted
 
 
-def _same(array: Array, converted: Array) -> npt.NDArray[np.bool_]:
-    """Where the values agree; compared so that no implicit promotion to float hides a difference."""
-    if array.dtype.kind == "f" and converted.dtype.kind != "f":
-        low, high = np.iinfo(converted.dtype).min, np.iinfo(converted.dtype).max
-        inside = (array >= float(low)) & (array < float(high) + 1.0) & (array == np.floor(array))
-        return np.asarray(inside, dtype=bool)
-    if converted.dtype.kind == "f" and array.dtype.kind in "iu":
-        back = np.abs(converted) < 2.0**63
-        return np.asarray(back & (np.where(back, converted, 0).astype(array.dtype) == array), dtype=bool)
-    if array.dtype.kind == "u" and converted.dtype.kind == "i":
-        return np.asarray(array <= np.uint64(np.iinfo(converted.dtype).max), dtype=bool)
-    if converted.dtype.kind == "f":
-        return np.asarray((converted == array) | (np.isnan(converted) & np.isnan(array)), dtype=bool)
-    return np.asarray(converted == array, dtype=bool)
+def _refused(value: Any, at: int, dtype: np.dtype[Any], where: str) -> EncodeError:
+    return EncodeError(f"{where}[{at}] is {value!r:.80}, which {dtype} cannot hold unchanged")
 
 
-def _first(value: Any, wrong: Any) -> tuple[int | None, Any]:
-    """Index and value of the first item that is wrong; (None, None) where there is none."""
-    items: Iterator[Any] = iter(value)
-    return next(((at, item) for at, item in enumerate(items) if wrong(item)), (None, None))
+def _check_log_probs(array: npt.NDArray[Any] | RowView | None, where: str) -> None:
+    if array is None or isinstance(array, RowView):
+        return
+    refused = np.isnan(array) | (array == np.inf)
+    if refused.any():
+        at = int(refused.argmax())
+        raise EncodeError(f"{where}: rollout_log_probs[{at}] is {array[at]}; a log prob is a number or minus infinity")
 
 
-def _check_lengths(i: int, sample: Any, arrays: Mapping[str, Array | None]) -> None:
-    length = as_int(sample.response_length)
-    for name in ("loss_mask", "rollout_log_probs"):
-        array = arrays.get(name)
-        if array is not None and len(array) != length:
-            raise EncodeError(f"sample {i}, {name}: {len(array)} entries, response_length is {length}")
-    tokens = arrays.get("tokens")
-    held = 0 if tokens is None else len(tokens)
-    if not 0 <= length <= held:
-        raise EncodeError(f"sample {i}, response_length: {length} of {held} tokens")
+def _check_lengths(response_length: int, lengths: Mapping[str, int], where: str) -> None:
+    for name in _PER_RESPONSE_TOKEN:
+        if lengths.get(name, response_length) != response_length:
+            raise EncodeError(f"{where}: {name} has {lengths[name]} entries, response_length is {response_length}")
+    if response_length > lengths.get("tokens", 0):
+        raise EncodeError(f"{where}: response_length is {response_length}, but tokens has {lengths.get('tokens', 0)}")
 
 
-def _sample_text(i: int, sample: Any, specs: Mapping[str, ValueSpec], nulls: list[str]) -> str:
-    members = []
-    for name, spec in specs.items():
-        if spec.codec == "json":
-            where = f"sample {i}, {name}"
-            members.append(f"{json.dumps(name)}:{_field_text(where, name, getattr(sample, name))}")
-    members.append(f'"nulls":{_dump(nulls)}')
-    return f"{{{','.join(members)}}}"
+def _json_value(name: str, value: Any, where: str) -> Any:
+    """The value as JSON. Refuses what the table's type is not, so that whatever is written can be read."""
+    if name == "response":
+        fits = isinstance(value, str)
+    elif name == "response_length":
+        fits = type(value) is int and value >= 0
+    elif name == "status":
+        value = value.value if isinstance(value, Enum) else value
+        fits = isinstance(value, str) and value in _STATUSES
+    elif name == "weight_versions":
+        fits = isinstance(value, list) and all(isinstance(version, str) for version in value)
+    elif name == "prefix_cache_info":
+        value = _cache_info(value)
+        fits = value is not None
+    else:
+        fits = name != "metadata" or isinstance(value, dict)
+    if not fits:
+        raise EncodeError(f"{where} is {value!r:.80}, which is not of the field's type (wire.md)")
+    return value
 
 
-def _field_text(where: str, name: str, value: Any) -> str:
-    """One JSON field, in the form that the table gives it."""
-    match name:
-        case "response":
-            if not isinstance(value, str):
-                _refuse(where, value, "a text")
-        case "response_length":
-            if isinstance(value, bool) or not hasattr(value, "__index__"):
-                _refuse(where, value, "a count of tokens")
-            value = as_int(value)
-        case "status":
-            value = getattr(value, "value", value)
-            if value not in tuple(Status):
-                _refuse(where, value, f"one of {', '.join(Status)}")
-            value = str(value)
-        case "weight_versions":
-            if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-                _refuse(where, value, "a list of texts")
-        case "prefix_cache_info":
-            value = _counts(where, value, ("cached_tokens", "total_prompt_tokens"))
-        case "metadata":
-            return _object_text(where, value)
-    _check_json(where, value)
-    return _dump(value)
-
-
-def _counts(where: str, value: Any, names: tuple[str, ...]) -> dict[str, int]:
-    """The counters of an object or a mapping, in the order of `names`."""
-    held: Mapping[str, Any] = (
-        value if isinstance(value, Mapping) else {name: getattr(value, name, None) for name in names}
-    )
-    for name in names:
-        if isinstance(held.get(name), bool) or not hasattr(held.get(name), "__index__"):
-            _refuse(f"{where}.{name}", held.get(name), "an int")
-    return {name: as_int(held[name]) for name in names}
-
-
-def _object_text(where: str, value: Any) -> str:
-    """A JSON object. Members that are integer arrays (accumulated token ids) are written without becoming lists."""
-    if not isinstance(value, Mapping):
-        _refuse(where, value, "an object")
-    members = []
-    for key, item in value.items():
-        if not isinstance(key, str):
-            _refuse(where, key, "a text as key")
-        if isinstance(item, np.ndarray) and item.dtype == np.int64 and item.ndim == 1:
-            text = orjson.dumps(np.ascontiguousarray(item), option=orjson.OPT_SERIALIZE_NUMPY).decode()
-        else:
-            _check_json(f"{where}.{key}", item)
-            text = _dump(item)
-        members.append(f"{_dump(key)}:{text}")
-    return f"{{{','.join(members)}}}"
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _check_json(where: str, value: Any) -> None:
-    """Refuse what JSON cannot hold, with the path to it. Not recursive: depth is bounded by the writer below it."""
-    stack = [(where, value, 0)]
-    while stack:
-        path, item, depth = stack.pop()
-        if depth > 500:
-            raise EncodeError(f"{path:.200}: nested deeper than 500 levels")
-        if isinstance(item, dict):
-            for key, member in item.items():
-                if not isinstance(key, str):
-                    _refuse(path, key, "a text as key")
-                stack.append((f"{path}.{key}", member, depth + 1))
-        elif isinstance(item, list | tuple):
-            if not set(map(type, item)) <= {int, str, bool, type(None)}:
-                stack += [(f"{path}[{at}]", member, depth + 1) for at, member in enumerate(item)]
-        elif isinstance(item, float):
-            if not math.isfinite(item):
-                raise EncodeError(f"{path}: {item} is not finite, so it is not JSON")
-        elif item is not None and not isinstance(item, str | int):
-            _refuse(path, item, "a JSON value")
-
-
-def _utf8(text: str, samples: Sequence[Any], session_metadata: Mapping[str, Any]) -> bytes:
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        near = text[max(error.start - 40, 0) : error.start]
-        raise EncodeError(
-            f"a lone surrogate {text[error.start]!r} after {near!r} cannot be written as UTF-8: "
-            f"look in the texts of {len(samples)} samples and of session_metadata"
-        ) from error
-
-
-def _refuse(where: str, value: Any, wanted: str) -> NoReturn:
-    raise EncodeError(f"{where}: {value!r:.80} ({type(value).__name__}) is not {wanted}")
+def _cache_info(info: Any) -> dict[str, int] | None:
+    get = info.get if isinstance(info, Mapping) else lambda key: getattr(info, key, None)
+    counts = {key: get(key) for key in _CACHE_KEYS}
+    return counts if all(type(count) is int for count in counts.values()) else None

@@ -1,82 +1,80 @@
-"""The value table: the sole allowlist of what of a sample crosses the wire (wire.md)."""
+"""The table of the samples payload (wire.md): the sole allowlist of what crosses the wire."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
+Codec = Literal["json", "tensor", "tensor -> list"]
+Fields = Mapping[str, "ValueSpec"] | Iterable[str]
+"""The fields of a payload: a table, or names of the table."""
 
-from miles_ref.errors import UsageError
+META = "_samples_meta"
+"""Name of the tensor that holds the JSON."""
 
-META_TENSOR = "_samples_meta"
-"""Name of the tensor that holds the JSON part of a payload."""
+NULLS = "nulls"
+"""Key of a sample's JSON that lists its tensor fields that are null."""
 
 EMPTY_REASONS = ("no_records", "all_truncated")
-
-DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
-    {"I64": np.dtype("<i8"), "F64": np.dtype("<f8"), "I32": np.dtype("<i4"), "U8": np.dtype("u1")}
-)
-"""The container's dtype names in the order in which tensors are laid out."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueSpec:
-    """How one field crosses the wire.
+    """How one field of a sample travels.
 
-    `dtype` is the container's name for tensors, None for JSON. A strict tensor is never converted, has rank 3 and stays
-    an array; the others have rank 1 and become lists. `null_is_empty`: null decodes to a fresh [], otherwise to None.
+    `dtype` is numpy's name of a tensor's type. A strict tensor has rank 3 and is never converted, the others have rank
+    1. `null` is what a null tensor decodes to; a list stands for a fresh one.
     """
 
-    codec: Literal["tensor", "json"]
+    codec: Codec
     dtype: str | None = None
     strict: bool = False
-    null_is_empty: bool = False
+    null: list[int] | None = None
 
     @property
     def rank(self) -> int:
         return 3 if self.strict else 1
 
     @property
-    def null(self) -> list[int] | None:
-        """What a null decodes to; the list is a fresh one."""
-        return [] if self.null_is_empty else None
+    def is_tensor(self) -> bool:
+        return self.codec != "json"
 
 
 _JSON = ValueSpec("json")
+_ROWS = ValueSpec("tensor", "int32", strict=True)
 
 SAMPLES_VALUE_SPEC: Mapping[str, ValueSpec] = MappingProxyType(
     {
-        "tokens": ValueSpec("tensor", "I64", null_is_empty=True),
+        "tokens": ValueSpec("tensor -> list", "int64", null=[]),
         "response": _JSON,
         "response_length": _JSON,
-        "loss_mask": ValueSpec("tensor", "U8"),
-        "rollout_log_probs": ValueSpec("tensor", "F64"),
-        "rollout_routed_experts": ValueSpec("tensor", "I32", strict=True),
-        "rollout_indexer_topk": ValueSpec("tensor", "I32", strict=True),
+        "loss_mask": ValueSpec("tensor -> list", "uint8"),
+        "rollout_log_probs": ValueSpec("tensor -> list", "float64"),
+        "rollout_routed_experts": _ROWS,
+        "rollout_indexer_topk": _ROWS,
         "status": _JSON,
         "weight_versions": _JSON,
         "prefix_cache_info": _JSON,
         "metadata": _JSON,
     }
 )
-"""v1: field -> ValueSpec, in the table's order."""
+"""The fields of v1."""
 
 SAMPLES_VALUE_SPEC_V2: Mapping[str, ValueSpec] = MappingProxyType({**SAMPLES_VALUE_SPEC, "reward": _JSON})
-"""v2: v1 and the reward."""
+"""The fields of v2."""
 
 COMPUTED_FIELDS: tuple[str, ...] = tuple(SAMPLES_VALUE_SPEC)
 COMPUTED_FIELDS_V2: tuple[str, ...] = tuple(SAMPLES_VALUE_SPEC_V2)
 
 
-def select(fields: Iterable[str]) -> dict[str, ValueSpec]:
-    """The rows of the table that `fields` names, in the table's order. Raises UsageError for any other name."""
-    names = set(fields)
-    unknown = names - SAMPLES_VALUE_SPEC_V2.keys()
+def table(fields: Fields) -> Mapping[str, ValueSpec]:
+    """The table of `fields`. Raises ValueError for a name that the table does not have."""
+    if isinstance(fields, Mapping):
+        return fields
+    names = list(fields)
+    unknown = [name for name in names if name not in SAMPLES_VALUE_SPEC_V2]
     if unknown:
-        raise UsageError(
-            f"fields {sorted(unknown)} are not in the value table; it has {', '.join(SAMPLES_VALUE_SPEC_V2)}"
-        )
-    return {name: spec for name, spec in SAMPLES_VALUE_SPEC_V2.items() if name in names}
+        raise ValueError(f"no such fields in the samples payload: {unknown}; it has {list(SAMPLES_VALUE_SPEC_V2)}")
+    return {name: SAMPLES_VALUE_SPEC_V2[name] for name in names}

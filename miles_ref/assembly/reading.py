@@ -1,0 +1,257 @@
+"""Reading a record: what of a request and a reply a sample is made of, and what is refused (pipeline.md, Record, compute).
+
+The rules stand here once. The assembler answers a FieldError with 422; the session server calls the same functions
+before it commits and answers 502, so that what was committed can always be assembled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pybase64
+
+from miles_ref.errors import AssemblyError, FieldError
+from miles_ref.records import AssemblySettings, FloatArray, IntArray, Payload, Record
+from miles_ref.sample import SpecInfo, Status
+
+SPEC_COUNTERS = ("spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct")
+_STATUS = {
+    "stop": Status.COMPLETED,
+    "tool_calls": Status.COMPLETED,
+    "length": Status.TRUNCATED,
+    "abort": Status.ABORTED,
+}
+_NO_IDS = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """The parsed values of one reply's meta_info: ids int64, log probs float64 (natural), latency in seconds."""
+
+    output_ids: IntArray
+    log_probs: FloatArray
+    weight_version: str | None
+    cached_tokens: int
+    prompt_tokens: int
+    e2e_latency: float | None
+    spec_info: SpecInfo
+
+
+def read_meta(meta: Mapping[str, Any], settings: AssemblySettings) -> Meta:
+    """meta_info without its replay payloads. Counters of speculative decoding are read only where it is configured.
+
+    Raises FieldError.
+    """
+    output_ids, log_probs = read_output(meta.get("output_token_logprobs"))
+    return Meta(
+        output_ids=output_ids,
+        log_probs=log_probs,
+        weight_version=_weight_version(meta.get("weight_version")),
+        cached_tokens=read_count(meta, "cached_tokens"),
+        prompt_tokens=read_count(meta, "prompt_tokens"),
+        e2e_latency=_latency(meta.get("e2e_latency")),
+        spec_info=_spec_info(meta) if settings.speculative else SpecInfo(),
+    )
+
+
+def read_output(entries: Any) -> tuple[IntArray, FloatArray]:
+    """Token ids and log probs of `[[logprob, token_id, ...], ...]`, read-only. -inf may be the text "-inf"."""
+    if not isinstance(entries, list):
+        raise FieldError("output_token_logprobs", f"is {entries!r:.100}, not a list")
+    for at, entry in enumerate(entries):
+        if not isinstance(entry, list | tuple) or len(entry) < 2:
+            raise FieldError(f"output_token_logprobs[{at}]", f"is {entry!r:.100}, not [logprob, token_id, ...]")
+        log_prob, token = entry[0], entry[1]
+        if type(log_prob) is not float and (isinstance(log_prob, bool) or not isinstance(log_prob, int)):
+            if log_prob != "-inf":
+                raise FieldError(
+                    f"output_token_logprobs[{at}]", f"has the log prob {log_prob!r:.100}, which is no number"
+                )
+        elif not log_prob < math.inf:
+            raise FieldError(
+                f"output_token_logprobs[{at}]", f"has the log prob {log_prob!r:.100} (NaN and +inf are none)"
+            )
+        if type(token) is not int or not 0 <= token < 2**63:
+            raise FieldError(f"output_token_logprobs[{at}]", f"has the token id {token!r:.100}, which is no int64 id")
+    ids = np.array([entry[1] for entry in entries], dtype=np.int64)
+    try:
+        # numpy reads the text "-inf" as a float by itself.
+        log_probs = np.array([entry[0] for entry in entries]).astype(np.float64)
+    except OverflowError as error:
+        raise FieldError("output_token_logprobs", f"has a log prob beyond float64: {error}") from error
+    ids.flags.writeable = log_probs.flags.writeable = False
+    return ids, log_probs
+
+
+def read_count(meta: Mapping[str, Any], key: str) -> int:
+    """A counter of meta_info; absent or null counts 0."""
+    value = meta.get(key)
+    if value is None:
+        return 0
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise FieldError(f"{key}", f"is {value!r:.100}, not a count")
+    return value
+
+
+def _weight_version(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise FieldError("weight_version", f"is {value!r:.100}, not a text or a number")
+    return repr(value)
+
+
+def _latency(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise FieldError("e2e_latency", f"is {value!r:.100}, not seconds")
+    return float(value)
+
+
+def _spec_info(meta: Mapping[str, Any]) -> SpecInfo:
+    counts = {name: read_count(meta, name) for name in SPEC_COUNTERS}
+    return SpecInfo(**counts, completion_token_num=read_count(meta, "completion_tokens"))
+
+
+def read_payload(field: str, text: str | bytes | memoryview) -> bytes:
+    """The bytes of a replay payload's base64 text. Raises FieldError."""
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except (ValueError, TypeError) as error:
+        raise FieldError(f"{field}", f"is not base64: {error}") from error
+
+
+class Undecodable(Payload):
+    """A payload whose text is not base64. Its size and bytes raise the FieldError that says so."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: FieldError) -> None:
+        super().__init__(b"")
+        self._error = error
+
+    def chunks(self, size: int) -> list[memoryview]:
+        raise self._error
+
+    def check(self) -> None:
+        raise self._error
+
+
+def read_layers(meta: Mapping[str, Any]) -> int:
+    """The number of layers of an indexer_topk payload, which must be given beside it."""
+    value = meta.get("indexer_topk_num_layers")
+    if type(value) is not int or value < 1:
+        raise FieldError("indexer_topk_num_layers", f"is {value!r:.100} beside indexer_topk, not a number of layers")
+    return value
+
+
+def read_status(finish_reason: Any) -> Status:
+    """The status of a turn by its finish_reason. Raises FieldError for any other value."""
+    status = _STATUS.get(finish_reason) if isinstance(finish_reason, str) else None
+    if status is None:
+        raise FieldError("finish_reason", f"is {finish_reason!r:.80}; a turn ends by {', '.join(_STATUS)}")
+    return status
+
+
+def read_record(record: Mapping[str, Any], *, turn: int, before: IntArray | None, settings: AssemblySettings) -> Record:
+    """A record from its JSON form; `before` is prompt + output of the record before it, which it is stored against.
+
+    Replay payloads are read only where replay is configured. Raises AssemblyError (422) naming the turn and the field.
+    """
+    try:
+        return _read_record(record, _NO_IDS if before is None else before, settings)
+    except FieldError as error:
+        raise AssemblyError(f"turn {turn}: {error}") from error
+
+
+def _read_record(record: Mapping[str, Any], before: IntArray, settings: AssemblySettings) -> Record:
+    request, response = _object(record, "request"), _object(record, "response")
+    choices = response.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise FieldError("response.choices", f"is {choices!r:.80}, not a list with a choice")
+    choice = choices[0]
+    reply_meta = _object(choice, "meta_info")
+    prompt = _input_ids(request.get("input_ids"))
+    shared = common_prefix(prompt, before)
+    meta = read_meta(reply_meta, settings)
+    experts = reply_meta.get("routed_experts") if settings.routed_experts else None
+    indexer = reply_meta.get("indexer_topk") if settings.indexer_topk else None
+    return Record(
+        shared=shared,
+        prompt_tail=prompt[shared:],
+        output_ids=meta.output_ids,
+        log_probs=meta.log_probs,
+        finish_reason=choice.get("finish_reason"),
+        timestamp=_time(record, "timestamp") or 0.0,
+        request_timestamp=_time(record, "request_timestamp"),
+        e2e_latency=meta.e2e_latency,
+        weight_version=meta.weight_version,
+        cached_tokens=meta.cached_tokens,
+        prompt_tokens=meta.prompt_tokens,
+        spec_info=meta.spec_info,
+        response_id=response.get("id"),
+        routed_experts=None if experts is None else _payload("routed_experts", experts, settings),
+        routed_experts_start=request.get("routed_experts_start_len"),
+        indexer_topk=None if indexer is None else Payload(read_payload("indexer_topk", indexer)),
+        indexer_layers=None if indexer is None else read_layers(reply_meta),
+        messages=_messages(request, choice),
+    )
+
+
+def shown_ids(ids: IntArray) -> str:
+    """Token ids for a message, the first few of many."""
+    shown = ", ".join(map(str, ids[:8].tolist()))
+    return f"[{shown}{', ...' if len(ids) > 8 else ''}]"
+
+
+def common_prefix(left: IntArray, right: IntArray) -> int:
+    """How many leading ids the two share."""
+    length = min(len(left), len(right))
+    differing = np.flatnonzero(left[:length] != right[:length])
+    return int(differing[0]) if len(differing) else length
+
+
+def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = holder.get(key)
+    if not isinstance(value, Mapping):
+        raise FieldError(f"{key}", f"is {value!r:.80}, not an object")
+    return value
+
+
+def _input_ids(value: Any) -> IntArray:
+    if value is None:
+        raise FieldError("request.input_ids", "is absent: the prompt's tokens are not known")
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise FieldError("request.input_ids", f"is {value!r:.80}, not a list of token ids")
+    for at, token in enumerate(value):
+        if type(token) is not int or not 0 <= token < 2**63:
+            raise FieldError(f"request.input_ids[{at}]", f"is {token!r:.80}, not a token id")
+    ids = np.array(value, dtype=np.int64)
+    ids.flags.writeable = False
+    return ids
+
+
+def _time(record: Mapping[str, Any], key: str) -> float | None:
+    value = record.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise FieldError(f"{key}", f"is {value!r:.80}, not epoch seconds")
+    return value
+
+
+def _payload(field: str, text: Any, settings: AssemblySettings) -> Payload:
+    try:
+        return Payload(read_payload(field, text))
+    except FieldError as error:
+        if not settings.additional_r3:
+            raise
+        # A payload that no folded token needs is never decoded: the error waits until somebody reads the rows.
+        return Undecodable(error)
+
+
+def _messages(request: Mapping[str, Any], choice: Mapping[str, Any]) -> Callable[[], list[Any]]:
+    return lambda: [*(request.get("messages") or []), choice.get("message")]
