@@ -11,6 +11,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("miles_ref.server.command:serve_command", "Serve sessions over HTTP, linear (v1) or tree (v2)."),
     "engine": ("miles_ref.engine.command:engine_command", "Serve the embedded backend, a small real model."),
     "demo": ("miles_ref.demo.command:demo_command", "Run one episode end to end and prove its samples."),
+    "prove": ("miles_ref.engine.command:prove_command", "Prove the samples in a payload file, log prob by log prob."),
     "case": ("miles_ref.testing.command:case", "Run cases of the corpus, or propose their values."),
     "check": ("miles_ref.testing.check_command:check_command", "Check an implementation or a plugin by the corpus."),
     "plugins": ("miles_ref.plugins.command:plugins_group", "Show which plugins there are."),
