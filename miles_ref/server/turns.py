@@ -74,6 +74,7 @@ class TurnRunner:
 
     def _prepare(self, session: Session, body: bytes) -> tuple[ChatRequest, Turn]:
         request = ChatRequest(body)
+        self._planner.check(request)
         attachment = session.trajectory.attach(request.messages, session.in_flight)
         return request, self._planner.plan(attachment, request)
 

@@ -55,10 +55,13 @@ class Extension:
 
 @dataclass(frozen=True, slots=True)
 class Spliced:
-    """The prompt of a suffix with client assistants (int64, 1-d), and whether it still begins with the snapshot."""
+    """The prompt of a suffix with client assistants (int64, 1-d), and how many of the snapshot's ids it begins with.
+
+    `kept` is None where it does not begin with the snapshot, less what the family drops at its end.
+    """
 
     ids: IntArray
-    inherited: bool
+    kept: int | None
 
 
 class Renderer:
@@ -173,14 +176,17 @@ class Renderer:
 
         `request_messages` is the whole path: the stored messages and the suffix. Where the snapshot does not begin the
         render of the stored messages, or that not the render of the whole, nothing is inherited and the branch is a
-        new root. Raises MessageValidationError (400) for what cannot be rendered, and for a carried assistant that a
+        new root. A token that the family drops at the end of a snapshot (the next opener) is in no render of the stored
+        messages: it is left aside. Raises MessageValidationError (400) for what cannot be rendered, and for a carried assistant that a
         user message follows where the family cannot re-render it.
         """
         self._check_midpath_assistants(request_messages, len(stored_messages))
         wrapped = normalize_tools(tools)
         stored = self._encode(self._render(normalize_messages(stored_messages), wrapped, kwargs, prompt=False))
         whole = self._encode(self._render(normalize_messages(request_messages), wrapped, kwargs, prompt=True))
-        return Spliced(whole, inherited=_begins(stored, snapshot) and _begins(whole, stored))
+        kept, _ = self.bound.join(snapshot, whole[:0])
+        inherited = _begins(stored, snapshot[:kept]) and _begins(whole, stored)
+        return Spliced(whole, kept if inherited else None)
 
     def _check_midpath_assistants(self, messages: Sequence[Message], first_index: int) -> None:
         if self.family.supports_midpath_assistant_rerender:

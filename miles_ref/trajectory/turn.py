@@ -115,11 +115,18 @@ class TurnPlanner:
         self._tree = tree
         self._strict = strict
 
-    def plan(self, attachment: Attachment, request: ChatRequest) -> Turn:
-        """The turn of a request.
+    def check(self, request: ChatRequest) -> None:
+        """What can be said of a request before it is attached.
 
-        Raises MessageValidationError (400) for roles that may not be appended, template kwargs, tools, and whatever
-        the template refuses.
+        Raises MessageValidationError (400) for template kwargs or tools that are not of their form.
+        """
+        self._renderer.merge_kwargs(request.value("chat_template_kwargs"))
+        self._renderer.check_tools(request.value("tools"))
+
+    def plan(self, attachment: Attachment, request: ChatRequest) -> Turn:
+        """The turn of a request that `check` let pass.
+
+        Raises MessageValidationError (400) for roles that may not be appended, and whatever the template refuses.
         """
         parent, tools = attachment.parent, request.value("tools")
         kwargs = self._renderer.merge_kwargs(request.value("chat_template_kwargs"))
@@ -162,8 +169,8 @@ class TurnPlanner:
         stored = parent.stored_messages()
         whole = (*stored, *appended)
         spliced = self._renderer.splice(snapshot, stored, whole, tools, kwargs)
-        if spliced.inherited:
-            return parent, appended, len(snapshot), spliced.ids[len(snapshot) :].copy()
+        if spliced.kept is not None:
+            return parent, appended, spliced.kept, spliced.ids[spliced.kept :].copy()
         if self._strict:
             raise MessageValidationError(
                 "append-only session: the appended client assistant cannot be joined to the tokens of node "

@@ -276,7 +276,7 @@ def test_narrowed_roles(chatml: HFTokenizer) -> None:
 def spliced(renderer: Renderer, snapshot: str, stored: list[Any], whole: list[Any]) -> tuple[str, bool]:
     result = renderer.splice(ids_of(renderer, snapshot), stored, whole, None, {})
     assert result.ids.dtype == np.int64
-    return renderer.tokenizer.decode(result.ids), result.inherited
+    return renderer.tokenizer.decode(result.ids), result.kept is not None
 
 
 def test_a_splice_inherits_where_the_snapshot_begins_the_render(qwen: Renderer) -> None:
@@ -296,10 +296,11 @@ def test_a_splice_that_does_not_fit_is_a_new_root(qwen: Renderer, glm47: Rendere
     text, inherited = spliced(qwen, "something else", stored, whole)
     assert not inherited
     assert text.startswith("<|im_start|>user\nWhat")
-    # A family whose snapshot ends with the next opener cannot inherit by this rule.
+    # The next opener, with which the snapshot of this family ends, is in no render of the stored messages.
     snapshot = "[gMASK]<sop><|user|>\nWhat is 1+2?<|assistant|>\n3.<|user|>"
-    assert not spliced(glm47, snapshot, stored, whole)[1]
+    assert spliced(glm47, snapshot, stored, whole)[1]
     assert spliced(glm47, snapshot[: -len("<|user|>")], stored, whole)[1]
+    assert not spliced(glm47, snapshot + "<|user|>", stored, whole)[1]
 
 
 def test_a_splice_whose_whole_does_not_begin_with_the_stored_is_a_new_root(variant: Callable[..., HFTokenizer]) -> None:

@@ -107,6 +107,7 @@ class ToySession:
 
     def turn_of(self, body: bytes, in_flight: int = 0) -> Turn:
         request = ChatRequest(body)
+        self.planner.check(request)
         return self.planner.plan(self.trajectory.attach(request.messages, in_flight), request)
 
     def node(self, turn: Turn, reply: Mapping[str, Any] | bytes) -> Node:
