@@ -200,7 +200,7 @@ class Chain:
 class TokenView(Sequence[int]):
     """The tokens of a turn: the first `length` ids of a record's prompt + output, laid out only when read."""
 
-    __slots__ = ("chain", "record", "length")
+    __slots__ = ("chain", "length", "record")
 
     def __init__(self, chain: Chain, record: int, length: int) -> None:
         self.chain, self.record, self.length = chain, record, length
@@ -220,7 +220,8 @@ class TokenView(Sequence[int]):
     @overload
     def __getitem__(self, at: slice) -> list[int]: ...
     def __getitem__(self, at: int | slice) -> int | list[int]:
-        return self.array()[at].tolist()
+        ids: int | list[int] = self.array()[at].tolist()
+        return ids
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.array().tolist())

@@ -1,9 +1,13 @@
-"""fold: the turns of one chain become one sample (pipeline.md, fold). One pass; only the last turn's tokens are laid out."""
+"""fold: the turns of one chain become one sample (pipeline.md, fold).
+
+One pass that gathers parts and joins them once; only the last turn's tokens are laid out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,10 +36,7 @@ def fold(turns: Sequence[Sample], settings: AssemblySettings) -> Sample:
     joined = turns[: _count_joined(turns)]
     last = joined[-1]
     tokens = np.asarray(last.tokens, dtype=np.int64)
-    gaps = [
-        len(after.tokens) - len(before.tokens) - after.response_length
-        for before, after in zip(joined, joined[1:], strict=False)
-    ]
+    gaps = [len(after.tokens) - len(before.tokens) - after.response_length for before, after in pairwise(joined)]
     per_token = {name: _per_token(joined, gaps, name) for name in PER_TOKEN}
     return replace(
         joined[0],
@@ -158,7 +159,7 @@ def _between(parts: Sequence[Any], gaps: Iterable[Any]) -> Iterable[Any]:
 
 def _response(turns: Sequence[Sample], tokens: IntArray, settings: AssemblySettings) -> str:
     texts = [turns[0].response]
-    for before, after in zip(turns, turns[1:], strict=False):
+    for before, after in pairwise(turns):
         start, stop = len(before.tokens), len(after.tokens) - after.response_length
         texts += [_observation(after.tokens, start, stop, tokens, settings.decode), after.response]
     return "".join(texts)

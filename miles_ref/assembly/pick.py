@@ -47,8 +47,8 @@ def leaf_id(sample: Sample) -> int:
 def pick(leaf_samples: list[Sample], session_metadata: dict[str, Any]) -> list[Sample]:
     """Drop the leaves that a retry superseded, in the order given.
 
-    Raises AssemblyError naming response id, seq and both lengths where a dropped leaf is longer than what superseded it:
-    then the tree does not have the shape of retries, and dropping would lose training data.
+    Raises AssemblyError naming response id, seq and both lengths where a dropped leaf is longer than what superseded
+    it: then the tree does not have the shape of retries, and dropping would lose training data.
     """
     forest = Forest(session_metadata["tree"])
     survivors = []
@@ -60,8 +60,8 @@ def pick(leaf_samples: list[Sample], session_metadata: dict[str, Any]) -> list[S
         node, longest = forest.nodes[node_id], forest.longest_leaf(forest.later_siblings(node_id))
         if node["num_tokens"] > longest:
             raise AssemblyError(
-                f"pick retry-trim: the tree does not have the shape of retries: leaf {node['response_id']} (seq {node['seq']}) has "
-                f"{node['num_tokens']} tokens, more than the {longest} of the longest leaf below its later siblings; "
-                "choose another picker, such as keep-all"
+                "pick retry-trim: the tree does not have the shape of retries: "
+                f"leaf {node['response_id']} (seq {node['seq']}) has {node['num_tokens']} tokens, more than the {longest} "
+                "of the longest leaf below its later siblings; choose another picker, such as keep-all"
             )
     return survivors

@@ -55,7 +55,7 @@ def leaf_rewards(leaf_samples: list[Sample], session_metadata: dict[str, Any], w
     if not rewards:
         ids = [sample.metadata["leaf"]["response_id"] for sample in leaf_samples]
         raise AssemblyError(
-            f"{who}: no leaf has a reward; send metadata {{rewards: {{response_id: reward}}}} with the samples request, "
-            f"for some of {ids}"
+            f"{who}: no leaf has a reward; send metadata {{rewards: {{response_id: reward}}}} with the samples "
+            f"request, for some of {ids}"
         )
     return rewards

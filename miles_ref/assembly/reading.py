@@ -1,4 +1,4 @@
-"""Reading a record: what of a request and a reply a sample is made of, and what is refused (pipeline.md, Record, compute).
+"""Reading a record: what a sample is made of, and what is refused (pipeline.md, Record and compute).
 
 The rules stand here once. The assembler answers a FieldError with 422; the session server calls the same functions
 before it commits and answers 502, so that what was committed can always be assembled.
@@ -6,8 +6,10 @@ before it commits and answers 502, so that what was committed can always be asse
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,38 +55,61 @@ def read_meta(meta: Mapping[str, Any], settings: AssemblySettings) -> Meta:
         weight_version=_weight_version(meta.get("weight_version")),
         cached_tokens=read_count(meta, "cached_tokens"),
         prompt_tokens=read_count(meta, "prompt_tokens"),
-        e2e_latency=_latency(meta.get("e2e_latency")),
+        e2e_latency=read_seconds(meta.get("e2e_latency"), "e2e_latency"),
         spec_info=_spec_info(meta) if settings.speculative else SpecInfo(),
     )
 
 
-def read_output(entries: Any) -> tuple[IntArray, FloatArray]:
-    """Token ids and log probs of `[[logprob, token_id, ...], ...]`, read-only. -inf may be the text "-inf"."""
-    if not isinstance(entries, list):
-        raise FieldError("output_token_logprobs", f"is {entries!r:.100}, not a list")
-    for at, entry in enumerate(entries):
-        if not isinstance(entry, list | tuple) or len(entry) < 2:
-            raise FieldError(f"output_token_logprobs[{at}]", f"is {entry!r:.100}, not [logprob, token_id, ...]")
-        log_prob, token = entry[0], entry[1]
-        if type(log_prob) is not float and (isinstance(log_prob, bool) or not isinstance(log_prob, int)):
-            if log_prob != "-inf":
-                raise FieldError(
-                    f"output_token_logprobs[{at}]", f"has the log prob {log_prob!r:.100}, which is no number"
-                )
-        elif not log_prob < math.inf:
-            raise FieldError(
-                f"output_token_logprobs[{at}]", f"has the log prob {log_prob!r:.100} (NaN and +inf are none)"
-            )
-        if type(token) is not int or not 0 <= token < 2**63:
-            raise FieldError(f"output_token_logprobs[{at}]", f"has the token id {token!r:.100}, which is no int64 id")
-    ids = np.array([entry[1] for entry in entries], dtype=np.int64)
+def read_output(pairs: Any) -> tuple[IntArray, FloatArray]:
+    """Token ids and log probs of `[[logprob, token_id, ...], ...]`, read-only. -inf may be the text "-inf".
+
+    Raises FieldError for a log prob that is null, NaN or plus infinity.
+    """
+    field = "output_token_logprobs"
+    if not isinstance(pairs, list):
+        raise FieldError(field, "is absent" if pairs is None else f"is {pairs!r:.80}, not a list")
+    for at, pair in enumerate(pairs):
+        if not isinstance(pair, list | tuple) or len(pair) < 2:
+            raise FieldError(f"{field}[{at}]", f"is {pair!r:.80}, not [logprob, token_id, ...]")
+    ids = read_ids([pair[1] for pair in pairs], field)
+    column = [pair[0] for pair in pairs]
+    if not set(map(type, column)) <= {float, int}:
+        column = [_log_prob(value, f"{field}[{at}]") for at, value in enumerate(column)]
     try:
-        # numpy reads the text "-inf" as a float by itself.
-        log_probs = np.array([entry[0] for entry in entries]).astype(np.float64)
+        log_probs = np.array(column, dtype=np.float64)
     except OverflowError as error:
-        raise FieldError("output_token_logprobs", f"has a log prob beyond float64: {error}") from error
-    ids.flags.writeable = log_probs.flags.writeable = False
+        raise FieldError(field, f"has a log prob beyond float64: {error}") from error
+    refused = ~(log_probs < np.inf)  # NaN too
+    if refused.any():
+        at = int(refused.argmax())
+        raise FieldError(f"{field}[{at}]", f"has the log prob {log_probs[at]} (NaN and +inf are none)")
+    log_probs.flags.writeable = False
     return ids, log_probs
+
+
+def _log_prob(value: Any, field: str) -> float | int:
+    if value == "-inf":
+        return -math.inf
+    if type(value) is not float and type(value) is not int:
+        raise FieldError(field, f"has the log prob {'null' if value is None else repr(value)[:80]}, which is no number")
+    return value
+
+
+def read_ids(ids: Any, field: str) -> IntArray:
+    """A list of token ids as a read-only int64 array. Raises FieldError for what is absent or no id."""
+    if ids is None:
+        raise FieldError(field, "is absent: the tokens are not known")
+    if not isinstance(ids, list):
+        raise FieldError(field, f"is {ids!r:.80}, not a list of token ids")
+    array = _NO_IDS
+    with contextlib.suppress(OverflowError):
+        if set(map(type, ids)) <= {int}:
+            array = np.array(ids, dtype=np.int64)
+    if len(array) < len(ids) or (len(array) and array.min() < 0):
+        at = next(at for at, token in enumerate(ids) if type(token) is not int or not 0 <= token < 2**63)
+        raise FieldError(f"{field}[{at}]", f"has the token id {ids[at]!r:.80}, which is no int64 id")
+    array.flags.writeable = False
+    return array
 
 
 def read_count(meta: Mapping[str, Any], key: str) -> int:
@@ -93,7 +118,7 @@ def read_count(meta: Mapping[str, Any], key: str) -> int:
     if value is None:
         return 0
     if type(value) is not int or not 0 <= value < 2**63:
-        raise FieldError(f"{key}", f"is {value!r:.100}, not a count")
+        raise FieldError(key, f"is {value!r:.100}, not a count")
     return value
 
 
@@ -105,12 +130,14 @@ def _weight_version(value: Any) -> str | None:
     return repr(value)
 
 
-def _latency(value: Any) -> float | None:
+def read_seconds(value: Any, field: str) -> float | None:
+    """Seconds as they were given; absent or null is None. Raises FieldError for what is no finite number."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise FieldError("e2e_latency", f"is {value!r:.100}, not seconds")
-    return float(value)
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+        raise FieldError(field, f"is {value!r:.100}, not a finite number of seconds")
+    seconds: float = value
+    return seconds
 
 
 def _spec_info(meta: Mapping[str, Any]) -> SpecInfo:
@@ -121,9 +148,10 @@ def _spec_info(meta: Mapping[str, Any]) -> SpecInfo:
 def read_payload(field: str, text: str | bytes | memoryview) -> bytes:
     """The bytes of a replay payload's base64 text. Raises FieldError."""
     try:
-        return pybase64.b64decode(text, validate=True)
+        data: bytes = pybase64.b64decode(text, validate=True)
     except (ValueError, TypeError) as error:
-        raise FieldError(f"{field}", f"is not base64: {error}") from error
+        raise FieldError(field, f"is not base64: {error}") from error
+    return data
 
 
 class Undecodable(Payload):
@@ -176,9 +204,15 @@ def _read_record(record: Mapping[str, Any], before: IntArray, settings: Assembly
         raise FieldError("response.choices", f"is {choices!r:.80}, not a list with a choice")
     choice = choices[0]
     reply_meta = _object(choice, "meta_info")
-    prompt = _input_ids(request.get("input_ids"))
+    prompt = read_ids(request.get("input_ids"), "request.input_ids")
     shared = common_prefix(prompt, before)
     meta = read_meta(reply_meta, settings)
+    finish_reason = choice.get("finish_reason")
+    read_status(finish_reason)
+    timestamp = read_seconds(record.get("timestamp"), "timestamp")
+    if timestamp is None:
+        raise FieldError("timestamp", "is absent")
+    response_id = response.get("id")
     experts = reply_meta.get("routed_experts") if settings.routed_experts else None
     indexer = reply_meta.get("indexer_topk") if settings.indexer_topk else None
     return Record(
@@ -186,15 +220,15 @@ def _read_record(record: Mapping[str, Any], before: IntArray, settings: Assembly
         prompt_tail=prompt[shared:],
         output_ids=meta.output_ids,
         log_probs=meta.log_probs,
-        finish_reason=choice.get("finish_reason"),
-        timestamp=_time(record, "timestamp") or 0.0,
-        request_timestamp=_time(record, "request_timestamp"),
+        finish_reason=finish_reason,
+        timestamp=timestamp,
+        request_timestamp=read_seconds(record.get("request_timestamp"), "request_timestamp"),
         e2e_latency=meta.e2e_latency,
         weight_version=meta.weight_version,
         cached_tokens=meta.cached_tokens,
         prompt_tokens=meta.prompt_tokens,
         spec_info=meta.spec_info,
-        response_id=response.get("id"),
+        response_id=response_id if isinstance(response_id, str) else None,
         routed_experts=None if experts is None else _payload("routed_experts", experts, settings),
         routed_experts_start=request.get("routed_experts_start_len"),
         indexer_topk=None if indexer is None else Payload(read_payload("indexer_topk", indexer)),
@@ -212,34 +246,14 @@ def shown_ids(ids: IntArray) -> str:
 def common_prefix(left: IntArray, right: IntArray) -> int:
     """How many leading ids the two share."""
     length = min(len(left), len(right))
-    differing = np.flatnonzero(left[:length] != right[:length])
-    return int(differing[0]) if len(differing) else length
+    same = left[:length] == right[:length]
+    return length if same.all() else int(same.argmin())
 
 
 def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = holder.get(key)
     if not isinstance(value, Mapping):
-        raise FieldError(f"{key}", f"is {value!r:.80}, not an object")
-    return value
-
-
-def _input_ids(value: Any) -> IntArray:
-    if value is None:
-        raise FieldError("request.input_ids", "is absent: the prompt's tokens are not known")
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise FieldError("request.input_ids", f"is {value!r:.80}, not a list of token ids")
-    for at, token in enumerate(value):
-        if type(token) is not int or not 0 <= token < 2**63:
-            raise FieldError(f"request.input_ids[{at}]", f"is {token!r:.80}, not a token id")
-    ids = np.array(value, dtype=np.int64)
-    ids.flags.writeable = False
-    return ids
-
-
-def _time(record: Mapping[str, Any], key: str) -> float | None:
-    value = record.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise FieldError(f"{key}", f"is {value!r:.80}, not epoch seconds")
+        raise FieldError(key, f"is {value!r:.80}, not an object")
     return value
 
 
@@ -254,4 +268,11 @@ def _payload(field: str, text: Any, settings: AssemblySettings) -> Payload:
 
 
 def _messages(request: Mapping[str, Any], choice: Mapping[str, Any]) -> Callable[[], list[Any]]:
-    return lambda: [*(request.get("messages") or []), choice.get("message")]
+    def messages() -> list[Any]:
+        if not isinstance(request.get("messages"), list):
+            raise FieldError("request.messages", f"is {request.get('messages')!r:.80}, not a list")
+        if "message" not in choice:
+            raise FieldError("choices[0].message", "is absent")
+        return [*request["messages"], choice["message"]]
+
+    return messages

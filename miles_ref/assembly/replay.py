@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from miles_ref.errors import AssemblyError, FieldError
 from miles_ref.records import AssemblySettings, Chain, Payload, Record, RowView
 
@@ -57,8 +54,8 @@ class RowRule:
         return topk
 
 
-def additional_rows(chain: Chain, tokens: int, settings: AssemblySettings) -> npt.NDArray[np.int32] | None:
-    """Rows (tokens - 1, layers, topk) put together from records that each carry only their new rows.
+def additional_rows(chain: Chain, tokens: int, settings: AssemblySettings) -> RowView | None:
+    """Rows (tokens - 1, layers, topk) joined, without a copy, from records that each carry only their new rows.
 
     None where no record carries any. Every record is checked for start, end and presence, also beyond the rows that
     are needed; only needed payloads are read. Raises AssemblyError (422) naming the turn.
@@ -66,21 +63,25 @@ def additional_rows(chain: Chain, tokens: int, settings: AssemblySettings) -> np
     if all(record.routed_experts is None for record in chain.records):
         return None
     rule = RowRule("routed_experts", settings.moe_router_topk)
-    needed, covered, topk = max(tokens - 1, 0), 0, settings.moe_router_topk
-    parts: list[memoryview] = []
+    needed, covered = max(tokens - 1, 0), 0
+    joined = RowView(Payload(b""), 0, settings.num_layers, settings.moe_router_topk)
     for turn, record in enumerate(chain.records):
         try:
             end = _check_patch(record, covered)
             if record.routed_experts is not None and covered < needed:
-                patch = rule.rows(record.routed_experts, end - covered, settings.num_layers)
-                topk = patch.topk
-                parts += patch.cut(max(0, end - needed)).chunks()
+                joined = _extended(joined, rule.rows(record.routed_experts, end - covered, settings.num_layers))
         except FieldError as error:
             raise AssemblyError(f"turn {turn}: {error}") from error
         covered = end
     if covered < needed:
         raise AssemblyError(f"routed_experts: the records hold {covered} rows, {tokens} tokens need {needed}")
-    return np.frombuffer(b"".join(parts), dtype="<i4").reshape(needed, settings.num_layers, topk)
+    return joined.cut(joined.rows - needed)
+
+
+def _extended(rows: RowView, patch: RowView) -> RowView:
+    own = patch.payload
+    tail = own.tail if own.parent is None else own.to_bytes()
+    return RowView(Payload(tail, rows.payload, rows.payload.size), rows.rows + patch.rows, patch.layers, patch.topk)
 
 
 def _check_patch(record: Record, covered: int) -> int:

@@ -1,7 +1,7 @@
 """The guard around each implementation of a hook: what pluggy takes and this project does not (design.md, Hooks).
 
-Registration refuses what cannot work; calls refuse what is no result. Each error names plugin, distribution and version,
-hook, file and line, what was wrong, and how to go on.
+Registration refuses what cannot work; calls refuse what is no result. Each error names plugin, distribution and
+version, hook, file and line, what was wrong, and how to go on.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class _Guarded:
         for copy, sample in zip(given, leaf_samples, strict=True):
             if name := changed_field(copy, sample):
                 raise self.one.refusal(
-                    f"changed {name} of leaf {sample.metadata['leaf']['response_id']}; pick only selects, merge may change"
+                    f"changed {name} of leaf {sample.metadata['leaf']['response_id']}; pick only selects"
                 )
         _check_unchanged(self.one, metadata, session_metadata)
         return [leaf_samples[at] for at in chosen]
@@ -155,7 +155,7 @@ def _selection(one: Implementation, given: Sequence[Sample], result: Any) -> lis
         place = places.get(id(sample))
         if place is None:
             raise one.refusal(
-                f"returned a stranger at index {at} ({type(sample).__name__}); return objects of leaf_samples, no copies"
+                f"returned a stranger at index {at} ({type(sample).__name__}); return objects of leaf_samples"
             )
         if place in chosen:
             raise one.refusal(f"returned the leaf sample {place} twice, again at index {at}")

@@ -38,9 +38,9 @@ class Assembly:
 class Pipeline:
     """One version's hooks, with a picker and a merger of choice (v2 only), each a name or a path (Catalogue).
 
-    `plugin_set` names a plugin whose hooks all come before the version's own. `clock` gives seconds; a third party's hook
-    that takes `slow_after` or more is logged. Raises PluginLoadError for a plugin that cannot be used, UsageError for
-    flags that contradict each other.
+    `plugin_set` names a plugin whose hooks all come before the version's own. `clock` gives seconds; a third party's
+    hook that takes `slow_after` or more is logged. Raises PluginLoadError for a plugin that cannot be used, UsageError
+    for flags that contradict each other.
     """
 
     def __init__(

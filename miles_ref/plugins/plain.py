@@ -15,7 +15,7 @@ _FIELDS = tuple(field.name for field in fields(Sample))
 
 
 def plain_sample(sample: Sample) -> Sample:
-    """A copy: per-token fields as lists, replay rows as read-only int32 arrays (rows, layers, topk), metadata copied."""
+    """A copy: per-token fields as lists, replay rows as read-only int32 arrays (rows, layers, topk)."""
     return replace(sample, **{name: plain(getattr(sample, name)) for name in _FIELDS})
 
 

@@ -1,4 +1,4 @@
-"""The built-in plugin set of tree sessions (pipeline.md, v2): retry trim, exactly-once merge, the reward on the wire."""
+"""The built-in plugin set of tree sessions (pipeline.md, v2): retry trim, exactly-once merge, rewards."""
 
 from __future__ import annotations
 

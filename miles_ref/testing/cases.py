@@ -1,6 +1,6 @@
 """Loading cases: the closed format of cases.md and design.md, Corpus.
 
-A handed vector may lack `why`, `tags`, `config` and `version`; in the corpus they are required (its schema checks that).
+A handed vector may lack `why`, `tags`, `config` and `version`; in the corpus they are required, as its schema checks.
 An unknown key is an error in both.
 """
 

@@ -19,7 +19,7 @@ def first_difference(expected: Any, observed: Any, path: str = "") -> str | None
 
 
 def expectation_difference(expected: Mapping[str, Any], observed: Mapping[str, Any]) -> str | None:
-    """As `first_difference`, for a case's `expect`: of an error, the code must agree, and it must mention what it must."""
+    """As `first_difference`, for a case's `expect`; of an error the code and the mentions are compared."""
     if "error" not in expected or "error" not in observed:
         if "error" in observed:
             return f"refused ({observed['error']}): {observed['message']}"

@@ -20,10 +20,13 @@ CODES = {"int64": "I64", "float64": "F64", "int32": "I32", "uint8": "U8"}
 """numpy dtype -> safetensors' code, in the order in which tensors are laid out."""
 
 _ORDER = {code: at for at, code in enumerate(CODES.values())}
-_WIDTHS = {
-    **{"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1},
-    **{"I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8},
+_CODES_BY_WIDTH = {
+    1: ("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"),
+    2: ("I16", "U16", "F16", "BF16"),
+    4: ("I32", "U32", "F32"),
+    8: ("I64", "U64", "F64", "C64"),
 }
+_WIDTHS = {code: width for width, codes in _CODES_BY_WIDTH.items() for code in codes}
 _ALIGNMENT = 8
 _MAX_HEADER = 100_000_000  # safetensors' own limit
 _INFO_KEYS = {"dtype", "shape", "data_offsets"}
@@ -42,7 +45,7 @@ class Tensor:
     def of(cls, name: str, array: npt.NDArray[Any]) -> Tensor:
         """The tensor of an array of one of the CODES' types, made contiguous."""
         flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        return cls(name, CODES[array.dtype.name], array.shape, [memoryview(flat.reshape(-1).view(np.uint8))])
+        return cls(name, CODES[array.dtype.name], array.shape, [flat.reshape(-1).view(np.uint8).data])
 
 
 def write(tensors: Sequence[Tensor]) -> bytes:

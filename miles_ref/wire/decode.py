@@ -42,7 +42,7 @@ class _WireSample:
 def decode_samples_and_merge_input_sample(
     payload: bytes | bytearray | memoryview, input_sample: Any, *, fields: Fields
 ) -> SamplesReply:
-    """The reply's samples: for each a deepcopy of `input_sample`, any object with these attributes, and the wire's fields.
+    """The reply's samples: each a deepcopy of `input_sample`, any object with these attributes, and the wire's fields.
 
     tokens, loss_mask and rollout_log_probs become lists of int or float, replay rows int32 arrays (rows, layers, topk).
     Raises DecodeError for a payload that is malformed or contradicts itself, and for an input sample that is not at its
@@ -152,7 +152,8 @@ def _array(stored: container.StoredTensor, spec: ValueSpec, where: str) -> npt.N
     assert spec.dtype is not None
     if stored.code != container.CODES[spec.dtype] or len(stored.shape) != spec.rank:
         raise _refused(
-            f"{where} is {stored.code} of shape {list(stored.shape)}, not {container.CODES[spec.dtype]} of rank {spec.rank}"
+            f"{where} is {stored.code} of shape {list(stored.shape)}, "
+            f"not {container.CODES[spec.dtype]} of rank {spec.rank}"
         )
     return stored.array(spec.dtype)
 
@@ -255,6 +256,6 @@ def _refused(what: str) -> DecodeError:
 
 def _not_default(field: str, value: Any) -> DecodeError:
     return DecodeError(
-        f"the input sample's {field} is {value!r:.80}; it must be at its default, or the merged sample would mix it with "
-        "the reply's"
+        f"the input sample's {field} is {value!r:.80}; it must be at its default, or the merged sample would mix it "
+        "with the reply's"
     )

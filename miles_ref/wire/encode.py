@@ -203,6 +203,8 @@ def _json_value(name: str, value: Any, where: str) -> Any:
 
 
 def _cache_info(info: Any) -> dict[str, int] | None:
-    get = info.get if isinstance(info, Mapping) else lambda key: getattr(info, key, None)
-    counts = {key: get(key) for key in _CACHE_KEYS}
-    return counts if all(type(count) is int for count in counts.values()) else None
+    values: Mapping[str, Any] = (
+        info if isinstance(info, Mapping) else {key: getattr(info, key, None) for key in _CACHE_KEYS}
+    )
+    counts: dict[str, int] = {key: values[key] for key in _CACHE_KEYS if type(values.get(key)) is int}
+    return counts if len(counts) == len(_CACHE_KEYS) else None

@@ -39,7 +39,7 @@ def _check(value: Any, path: str, depth: int) -> bool:
     if kind is str:
         return _check_text(value, path)
     if kind is int:
-        return -_INT64 <= value < _INT64
+        return bool(-_INT64 <= value < _INT64)
     if value is None or kind is bool:
         return True
     if kind is float:
@@ -105,7 +105,7 @@ def _check_object(value: dict[Any, Any], path: str, depth: int) -> bool:
 
 def _check_list(value: list[Any] | tuple[Any, ...], path: str, depth: int) -> bool:
     if set(map(type, value)) == {int}:
-        return -_INT64 <= min(value) and max(value) < _INT64
+        return bool(min(value) >= -_INT64 and max(value) < _INT64)
     alike = True
     for at, member in enumerate(value):
         alike = _check(member, f"{path}[{at}]", depth + 1) and alike

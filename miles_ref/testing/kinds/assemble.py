@@ -94,8 +94,8 @@ def forest_chains(nodes: Sequence[Mapping[str, Any]], settings: AssemblySettings
 
 def tokens_of(record: Record, before: IntArray | None) -> IntArray:
     """Prompt + output of a record, given those of the record before it."""
-    shared = [] if before is None else before[: record.shared]
-    return int_array(np.concatenate([shared, record.prompt_tail, record.output_ids]).astype(np.int64))
+    shared = record.prompt_tail[:0] if before is None else before[: record.shared]
+    return int_array(np.concatenate((shared, record.prompt_tail, record.output_ids)))
 
 
 def leaves(nodes: Sequence[Mapping[str, Any]]) -> list[int]:
