@@ -18,8 +18,8 @@ def tree_advantage(leaf_samples: list[Sample], session_metadata: dict[str, Any])
     A leaf's advantage is its reward less the mean reward of the survivors that have one; it becomes the sample's
     reward, and a leaf without a reward gets none. A node's advantage is the mean over the rated leaves below it. Each
     sample's `metadata.tree_advantage` is `{advantage, nodes: {node id: advantage}}`, so that a driver can credit each
-    completion by its node. Shared completions are trained in the leaf with the highest reward, the first committed of equals.
-    Raises AssemblyError where no leaf has a reward, or one is no number.
+    completion by its node. Shared completions are trained in the leaf with the highest reward, the first committed of
+    equals. Raises AssemblyError where no leaf has a reward, or one is no number.
     """
     rewards = leaf_rewards(leaf_samples, session_metadata, "merge tree-advantage")
     mean = sum(rewards.values()) / len(rewards)

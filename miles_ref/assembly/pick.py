@@ -61,7 +61,8 @@ def pick(leaf_samples: list[Sample], session_metadata: dict[str, Any]) -> list[S
         if node["num_tokens"] > longest:
             raise AssemblyError(
                 "pick retry-trim: the tree does not have the shape of retries: "
-                f"leaf {node['response_id']} (seq {node['seq']}) has {node['num_tokens']} tokens, more than the {longest} "
-                "of the longest leaf below its later siblings; choose another picker, such as keep-all"
+                f"leaf {node['response_id']} (seq {node['seq']}) has {node['num_tokens']} tokens, "
+                f"more than the {longest} of the longest leaf below its later siblings; "
+                "choose another picker, such as keep-all"
             )
     return survivors

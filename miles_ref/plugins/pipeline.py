@@ -140,15 +140,22 @@ class Pipeline:
         """
         if not chains:
             return Assembly([], session_metadata, NO_RECORDS)
-        computed = [self.compute(chain, settings) for chain in chains]
-        leaf_samples = []
-        for chain, turns in zip(chains, computed, strict=True):
-            kept = self.truncate(turns, max_seq_len, settings)
-            if kept:
-                leaf_samples.append(_leaf_sample(chain, kept, settings))
+        leaf_samples = self.leaf_samples(chains, max_seq_len, settings)
         survivors = self.pick(leaf_samples, session_metadata) if leaf_samples else []
         samples = self.merge(survivors, session_metadata) if survivors else []
         return Assembly(samples, session_metadata, None if samples else ALL_TRUNCATED)
+
+    def leaf_samples(
+        self, chains: Sequence[Chain], max_seq_len: int | None, settings: AssemblySettings
+    ) -> list[Sample]:
+        """What pick is given: the folded sample of each chain that the budget leaves. Raises AssemblyError."""
+        computed = [self.compute(chain, settings) for chain in chains]  # all, before anything is truncated
+        samples = []
+        for chain, turns in zip(chains, computed, strict=True):
+            kept = self.truncate(turns, max_seq_len, settings)
+            if kept:
+                samples.append(_leaf_sample(chain, kept, settings))
+        return samples
 
     def collect(
         self,

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 
-from miles_ref.errors import CaseError, MilesRefError
-from miles_ref.testing.cases import Case, load_cases
-from miles_ref.testing.run import difference
+from miles_ref.errors import CaseError, UsageError
+from miles_ref.testing.cases import load_cases
+from miles_ref.testing.check import judge
+from miles_ref.testing.targets import choose_target
+from miles_ref.testing.verdict import Outcome
 
 
 @click.group()
@@ -21,32 +23,31 @@ def case() -> None:
 @case.command("run")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a case, then one with the counts.")
-def run(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Run the assemble, encode, decode and match cases of files or folders.
+@click.option(
+    "--target",
+    help='Whom to judge, this package by default: server:"COMMAND", worker:"COMMAND" or program:"COMMAND".',
+)
+def run(paths: tuple[Path, ...], as_json: bool, target: str | None) -> None:
+    """Run the cases of files or folders.
 
-    Exit status 0 only when none failed and at least one ran.
+    A case that the target cannot be asked counts as neither. Exit status 0 only when none failed and at least one ran.
     """
     try:
         cases = load_cases(paths)
-    except CaseError as error:
+        judged = choose_target(target)
+    except (CaseError, UsageError) as error:
         raise click.ClickException(str(error)) from error
-    failed = 0
-    for one in cases:
-        problem = _problem(one)
-        failed += problem is not None
-        if as_json:
-            click.echo(json.dumps({"id": one.id, "passed": problem is None, "why": one.why, "difference": problem}))
-        elif problem is not None:
-            click.echo(f"{one.id}: {f'{one.why} ' if one.why else ''}{problem}")
-    counts = {"passed": len(cases) - failed, "failed": failed}
-    click.echo(json.dumps(counts) if as_json else f"{counts['passed']} passed, {failed} failed")
-    sys.exit(0 if cases and not failed else 1)
-
-
-def _problem(one: Case) -> str | None:
+    passed = failed = 0
     try:
-        return difference(one)
-    except MilesRefError as error:
-        return f"the case could not be run: {error}"
-    except Exception as error:  # an implementation under test may break in any way; the other cases still run
-        return f"the case broke with {type(error).__name__}: {error}"
+        for one in cases:
+            verdict = judge(one, judged)
+            passed += verdict.outcome is Outcome.PASSED
+            failed += verdict.bad
+            if as_json:
+                click.echo(json.dumps(verdict.to_json(), ensure_ascii=False))
+            elif verdict.bad:
+                click.echo(f"{one.id}: {one.why} {verdict.details[0]}".replace(":  ", ": "))
+    finally:
+        judged.close()
+    click.echo(json.dumps({"passed": passed, "failed": failed}) if as_json else f"{passed} passed, {failed} failed")
+    sys.exit(0 if passed and not failed else 1)

@@ -10,23 +10,23 @@ from miles_ref.testing.cases import Case
 from miles_ref.testing.compare import expectation_difference
 from miles_ref.testing.kinds import assemble, codec, match
 
-RUNNERS: dict[str, Callable[[Case], dict[str, Any]]] = {
+RUNNERS: dict[str, Callable[[Case, str | None], dict[str, Any]]] = {
     "assemble": assemble.run_case,
     "encode": codec.encode,
-    "decode": codec.decode,
-    "match": match.run_case,
+    "decode": lambda case, plugin_set: codec.decode(case),
+    "match": lambda case, plugin_set: match.run_case(case),
 }
 
 
-def run_case(case: Case) -> dict[str, Any]:
+def run_case(case: Case, plugin_set: str | None = None) -> dict[str, Any]:
     """What this implementation does, in the form of the case's expect; a refusal has a `message`.
 
-    Raises CaseError for a kind that needs a server.
+    `plugin_set` names a plugin whose hooks come before our own. Raises CaseError for a kind that needs a server.
     """
     runner = RUNNERS.get(case.kind)
     if runner is None:
         raise CaseError(f"{case.id}: kind {case.kind} runs against a server, by `miles-ref check` or pytest")
-    return runner(case)
+    return runner(case, plugin_set)
 
 
 def difference(case: Case) -> str | None:

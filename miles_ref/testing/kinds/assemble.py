@@ -20,12 +20,12 @@ from miles_ref.wire import decode_samples_and_merge_input_sample
 ERROR = AssemblyError.status_code
 
 
-def run_case(case: Case) -> dict[str, Any]:
+def run_case(case: Case, plugin_set: str | None = None) -> dict[str, Any]:
     """What a driver decodes of the reply, in the form of the case's expect; a refusal has its `message`.
 
     The samples go through the codec, so that what is compared is what a driver would train on.
     """
-    pipeline = Pipeline(case.version, picker=case.config["picker"], merger=case.config["merger"])
+    pipeline = Pipeline(case.version, picker=case.config["picker"], merger=case.config["merger"], plugin_set=plugin_set)
     fields = fields_of(case)
     try:
         assembly = assemble(case, pipeline)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pybase64
 
-from miles_ref.errors import CaseError, DecodeError, EncodeError
+from miles_ref.errors import AssemblyError, CaseError, DecodeError
+from miles_ref.plugins import Assembly, Pipeline
 from miles_ref.sample import PrefixCacheInfo, Sample, SpecInfo, Status
 from miles_ref.testing.cases import Case
 from miles_ref.wire import (
@@ -19,7 +20,6 @@ from miles_ref.wire import (
     SAMPLES_VALUE_SPEC_V2,
     ValueSpec,
     decode_samples_and_merge_input_sample,
-    encode_samples,
 )
 
 LOG_PROB_LISTS = ("rollout_log_probs", "teacher_log_probs")
@@ -34,14 +34,13 @@ def fields_of(case: Case) -> Mapping[str, ValueSpec]:
     return SAMPLES_VALUE_SPEC_V2 if case.version == "v2" else SAMPLES_VALUE_SPEC
 
 
-def encode(case: Case) -> dict[str, Any]:
+def encode(case: Case, plugin_set: str | None = None) -> dict[str, Any]:
     """What became of an encode case, in the form of its expect; a refusal has its `message`."""
     samples = [sample_of(values) for values in case.input["samples"]]
+    assembly = Assembly(samples, case.input["session_metadata"], case.input.get("empty_reason"))
     try:
-        payload = encode_samples(
-            samples, case.input["session_metadata"], case.input.get("empty_reason"), fields=fields_of(case)
-        )
-    except EncodeError as error:
+        payload = Pipeline(case.version, plugin_set=plugin_set).encode(assembly)
+    except AssemblyError as error:
         return {"error": REFUSED, "message": str(error)}
     return {"payload": pybase64.b64encode(payload).decode()}
 
