@@ -87,8 +87,8 @@ def _check_tokens(before: Sample, after: Sample, turn: int) -> None:
     if not _starts_with(after.tokens, before.tokens):
         left, right = np.asarray(before.tokens), np.asarray(after.tokens)
         raise AssemblyError(
-            f"turn {turn}: tokens do not start with those of turn {turn - 1}: {len(right)} and {len(left)} tokens "
-            f"differ at index {common_prefix(left, right)}"
+            f"turn {turn}: the {len(left)} tokens of turn {turn - 1} are no prefix of its {len(right)} tokens, "
+            f"they differ at index {common_prefix(left, right)}"
         )
     observation = len(after.tokens) - len(before.tokens) - after.response_length
     if observation <= 0:

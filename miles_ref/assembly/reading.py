@@ -150,7 +150,7 @@ def read_payload(field: str, text: str | bytes | memoryview) -> bytes:
     try:
         data: bytes = pybase64.b64decode(text, validate=True)
     except (ValueError, TypeError) as error:
-        raise FieldError(field, f"is not base64: {error}") from error
+        raise FieldError(field, f"{text!r:.40} is not base64: {error}") from error
     return data
 
 
@@ -163,7 +163,7 @@ class Undecodable(Payload):
         super().__init__(b"")
         self._error = error
 
-    def chunks(self, size: int) -> list[memoryview]:
+    def chunks(self, size: int) -> list[bytes | memoryview]:
         raise self._error
 
     def check(self) -> None:

@@ -63,7 +63,7 @@ class Pipeline:
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(HookSpecs)
         self.active: list[Implementation] = []
-        """What is registered; of two for one hook the later one is asked."""
+        """What is registered, in order."""
         catalogue = catalogue or Catalogue()
         self._register(guard, catalogue.plugin_set(version).hooks)
         if plugin_set is not None:
@@ -75,6 +75,11 @@ class Pipeline:
     def _register(self, guard: Guard, hooks: Mapping[str, Implementation]) -> None:
         self.active += hooks.values()
         self._manager.register(guard.plugin(hooks))
+
+    def asked(self) -> list[Implementation]:
+        """The implementations that are asked: of a hook the one registered last, of abort all."""
+        last = {one.hook: one for one in self.active}
+        return [one for one in self.active if one.hook == "abort" or last[one.hook] is one]
 
     # The hooks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,12 @@ from miles_ref.errors import EncodeError
 
 _INT64 = 2**63
 _MAX_DEPTH = 200  # orjson writes no deeper than 254, and no reader needs to
-_UNSAFE = re.compile(rb"\d{19}|[eE]\+?\d{3}")
-"""Numbers that orjson may read otherwise: beyond 64 bits as a float, and beyond float64."""
+_SHAPES = bytes.maketrans(
+    bytes(range(256)),
+    bytes(ord("0") if byte in b"0123456789" else ord("e") if byte in b"eE" else byte for byte in range(256)),
+)
+_UNSAFE = (b"0" * 20, b"0e000", b"0e+000")
+"""Shapes of numbers that orjson may read otherwise: beyond 64 bits as a float, and beyond float64."""
 
 
 def dump(value: Any, path: str) -> bytes:
@@ -114,7 +117,8 @@ def _check_list(value: list[Any] | tuple[Any, ...], path: str, depth: int) -> bo
 
 def load(raw: bytes | memoryview) -> Any:
     """Parse UTF-8 JSON exactly. Raises ValueError for what is not JSON (NaN and Infinity are not) or not finite."""
-    if not _UNSAFE.search(raw):
+    shapes = bytes(raw).translate(_SHAPES)
+    if not any(unsafe in shapes for unsafe in _UNSAFE):
         return orjson.loads(raw)
     try:
         value = json.loads(str(raw, "utf-8"), parse_constant=_refuse, parse_float=_finite)
