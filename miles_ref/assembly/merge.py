@@ -68,7 +68,7 @@ def own_once(samples: Iterable[Sample], tree: Mapping[str, Any]) -> None:
             raise AssemblyError(f"leaf {leaf_id(sample)} has no loss_mask, so its completions cannot be trained once")
         mask = np.array(sample.loss_mask)
         start = len(sample.tokens) - sample.response_length
-        for node_id, low, high in _spans(sample.metadata["leaf"]["path_node_ids"], spans, len(sample.tokens)):
+        for node_id, low, high in completion_spans(sample.metadata["leaf"]["path_node_ids"], spans, len(sample.tokens)):
             window = mask[max(low - start, 0) : max(high - start, 0)]
             first = max(low, start) - low  # of the span; a response that begins within it owns from there on
             trained = window != 0
@@ -79,7 +79,9 @@ def own_once(samples: Iterable[Sample], tree: Mapping[str, Any]) -> None:
         sample.loss_mask = mask.tolist() if isinstance(sample.loss_mask, list) else mask
 
 
-def _spans(path: Sequence[int], spans: Mapping[int, Sequence[int]], length: int) -> Iterator[tuple[int, int, int]]:
+def completion_spans(
+    path: Sequence[int], spans: Mapping[int, Sequence[int]], length: int
+) -> Iterator[tuple[int, int, int]]:
     """Each node of a path with the part of its completion span that lies in the sample and before the next node's."""
     for node_id, after in zip(path, [*path[1:], None], strict=True):
         low, high = spans[node_id]
