@@ -1,0 +1,1 @@
+"""One episode end to end, shown and proven: `miles-ref demo`."""
