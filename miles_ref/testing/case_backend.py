@@ -6,7 +6,6 @@ a server in this process, one that we start, and one that was started against ou
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +68,7 @@ class CaseBackend:
         with self._lock:
             if exchange in self._open:
                 self._open.remove(exchange)
+            self._server.seen.clear()
         self.release(exchange)
 
     def _reply_to(self, request: SeenRequest) -> ScriptedReply:
@@ -98,9 +98,9 @@ def _reply(script: Mapping[str, Any]) -> ScriptedReply:
 
 def _plain(request: SeenRequest) -> dict[str, Any]:
     try:
-        body = json.loads(request.body) if request.body else None
+        body = request.json() if request.raw else None
     except ValueError:
-        body = request.body.decode("utf-8", "replace")
+        body = request.raw.decode("utf-8", "replace")
     return {"method": request.method, "path": request.path, "headers": dict(request.headers), "body": body}
 
 

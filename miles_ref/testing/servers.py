@@ -12,14 +12,18 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from aiohttp import web
+
 from miles_ref.data import tokenizer_names, tokenizer_path
 from miles_ref.errors import UsageError
+from miles_ref.server.app import SessionServer
+from miles_ref.server.command import serve_command
+from miles_ref.server.settings import ServerSettings
 from miles_ref.testing.case_backend import CaseBackend
+from miles_ref.testing.cases import CONFIG_DEFAULTS
 from miles_ref.testing.kinds.http import RunningServer
 from miles_ref.testing.loop_thread import LoopThread
 from miles_ref.testing.programs import Program, free_port, healthy
-
-DEFAULTS: dict[str, Any] = {"tokenizer": "bytes", "family": "default"}
 
 _SWITCHES = {
     "routed_experts": ("--use-rollout-routing-replay",),
@@ -42,11 +46,13 @@ _VALUES = {
 
 def server_flags(version: str, config: Mapping[str, Any]) -> list[str]:
     """The flags that configure a session server as a case's `version` and `config` ask (session-http.md, Flags)."""
-    settings = {**DEFAULTS, **config}
-    flags = ["--use-session-server", version, "--hf-checkpoint", tokenizer_argument(settings.pop("tokenizer"))]
+    settings = {key: value for key, value in config.items() if value != CONFIG_DEFAULTS[key]}
+    flags = ["--use-session-server", version]
     extra = settings.pop("flags", [])
     for key, value in settings.items():
-        if key in _SWITCHES:
+        if key == "tokenizer":
+            flags += ["--hf-checkpoint", tokenizer_argument(value)]
+        elif key in _SWITCHES:
             flags += _SWITCHES[key] if value else ()
         elif key == "allowed_append_roles":
             flags += ["--tito-allowed-append-roles", ",".join(value)]
@@ -64,7 +70,7 @@ def tokenizer_argument(name: str) -> str:
 
 def config_key(version: str, config: Mapping[str, Any]) -> str:
     """Equal for the cases that one server can serve."""
-    return json.dumps([version, {**DEFAULTS, **config}], sort_keys=True)
+    return json.dumps([version, {**CONFIG_DEFAULTS, **config}], sort_keys=True)
 
 
 class Servers(Protocol):
@@ -81,6 +87,50 @@ class Servers(Protocol):
     def close(self) -> None:
         """Give everything back."""
         ...
+
+
+class LocalServers:
+    """Our own server, in this process: one application for each version and config, on one thread's loop."""
+
+    def __init__(self) -> None:
+        self._thread = LoopThread()
+        self._running: dict[str, tuple[RunningServer, web.AppRunner]] = {}
+
+    def refusal(self, version: str, config: Mapping[str, Any]) -> str | None:
+        return None
+
+    def get(self, version: str, config: Mapping[str, Any]) -> RunningServer:
+        key = config_key(version, config)
+        if key not in self._running:
+            self._running[key] = self._start(version, config)
+        return self._running[key][0]
+
+    def _start(self, version: str, config: Mapping[str, Any]) -> tuple[RunningServer, web.AppRunner]:
+        backend = CaseBackend(self._thread)
+        try:
+            with serve_command.make_context("serve", server_flags(version, config)) as context:
+                params = {**context.params, "backend_url": backend.url}
+            del params["host"], params["port"]
+            runner = self._thread.run(_serve(SessionServer(ServerSettings(**params))))
+        except BaseException:
+            backend.close()
+            raise
+        host, port = runner.addresses[0][:2]
+        return RunningServer(f"http://{host}:{port}", backend), runner
+
+    def close(self) -> None:
+        for server, runner in self._running.values():
+            self._thread.run(runner.cleanup())
+            server.backend.close()
+        self._running.clear()
+        self._thread.close()
+
+
+async def _serve(server: SessionServer) -> web.AppRunner:
+    runner = server.runner()
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner
 
 
 class StartedServers:
@@ -112,7 +162,9 @@ class StartedServers:
         backend = CaseBackend(self._thread)
         port = free_port()
         argv = command_line(self._command, version, config, port, backend.url)
-        program = Program(argv, env={"MILES_REF_CASE_CONFIG": json.dumps({**DEFAULTS, **config, "version": version})})
+        program = Program(
+            argv, env={"MILES_REF_CASE_CONFIG": json.dumps({**CONFIG_DEFAULTS, **config, "version": version})}
+        )
         url = f"http://127.0.0.1:{port}"
         try:
             program.wait_healthy(url)
@@ -132,7 +184,7 @@ class StartedServers:
 
 def command_line(command: str, version: str, config: Mapping[str, Any], port: int, backend: str) -> list[str]:
     """The words of a server's command with its places filled in."""
-    settings = {**DEFAULTS, **config}
+    settings = {**CONFIG_DEFAULTS, **config}
     places = {
         "port": str(port),
         "backend": backend,

@@ -25,10 +25,13 @@ from urllib.parse import urlsplit
 from miles_ref.errors import CaseError, DecodeError
 from miles_ref.sample import Sample
 from miles_ref.testing.case_backend import CaseBackend, Exchange
+from miles_ref.testing.cases import Case
 from miles_ref.testing.compare import show
 from miles_ref.testing.kinds.codec import wire_sample
+from miles_ref.testing.programs import ProgramError
 from miles_ref.testing.references import References
 from miles_ref.testing.subset import exact_differences, marker, subset_differences
+from miles_ref.tokens.tokenizer import load_tokenizer
 from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, decode_samples_and_merge_input_sample
 
 TIMEOUT = 60.0
@@ -84,6 +87,7 @@ class _Job:
     exchange: Exchange | None
     connection: http.client.HTTPConnection
     result: list[Reply | OSError] = field(default_factory=list)
+    hung_up: bool = False
 
 
 class HttpRun:
@@ -103,7 +107,7 @@ class HttpRun:
                 found = self._step(step)
                 if found:
                     return [f"step {index} ({step['do']}) {line}" for line in found]
-            left = sorted(self._jobs)
+            left = sorted(name for name, job in self._jobs.items() if not job.hung_up)
             return [f"the case never joins {', '.join(left)}"] if left else []
         finally:
             for job in self._jobs.values():
@@ -233,6 +237,7 @@ class HttpRun:
             self._server.backend.release(job.exchange)
 
     def _hang_up(self, job: _Job) -> None:
+        job.hung_up = True
         if job.connection.sock is not None:
             job.connection.sock.shutdown(socket.SHUT_RDWR)
         job.thread.join(TIMEOUT)
@@ -351,3 +356,12 @@ def _backend_request(expected: Any, requests: Sequence[Mapping[str, Any]]) -> li
     absent = {"$absent": True}
     wanted = {**expected, "headers": {k.lower(): absent if v is None else v for k, v in headers.items()}}
     return subset_differences(wanted, requests[0], "backend_request")
+
+
+def run_http_case(case: Case, server: RunningServer) -> list[str]:
+    """The differences of one http case. Raises ProgramError when the server breaks the connection."""
+    tokenizer = load_tokenizer(case.config["tokenizer"])
+    try:
+        return HttpRun(case.version, server, tokenizer.encode).run(case.input["steps"])
+    except (OSError, http.client.HTTPException) as error:
+        raise ProgramError(f"the server at {server.url} broke the connection: {error!r}") from error

@@ -1,0 +1,74 @@
+"""A run of the corpus against a target: smoke cases first, then the others, to verdicts and a report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from miles_ref.errors import CaseError, MilesRefError
+from miles_ref.testing.cases import Case
+from miles_ref.testing.programs import ProgramError
+from miles_ref.testing.targets import Target
+from miles_ref.testing.verdict import Outcome, Verdict
+
+SMOKE = "smoke"
+"""Tag of the cases that come first: when one fails, harness and target are miswired, and nothing else is judged."""
+
+
+def select(cases: Iterable[Case], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
+    """The cases whose id matches one of the globs and that have one of the tags; empty means all.
+
+    Raises CaseError for a glob that matches nothing.
+    """
+    cases = list(cases)
+    for pattern in patterns:
+        if not any(fnmatchcase(case.id, pattern) for case in cases):
+            raise CaseError(f"{pattern!r} matches no case; ids look like {cases[0].id if cases else 'v1/fold/...'}")
+    return [
+        case
+        for case in cases
+        if (not patterns or any(fnmatchcase(case.id, pattern) for pattern in patterns))
+        and (not tags or set(tags) & set(case.tags))
+    ]
+
+
+def judge(case: Case, target: Target, clock: Callable[[], float] = time.perf_counter) -> Verdict:
+    """Run one case. Whatever an implementation does, there is a verdict; KeyboardInterrupt alone passes."""
+    started = clock()
+    try:
+        reason = target.refusal(case)
+        if reason is not None:
+            outcome, details = Outcome.SKIPPED, (reason,)
+        else:
+            differences = target.run(case)
+            outcome, details = (Outcome.FAILED if differences else Outcome.PASSED), tuple(differences)
+    except (ProgramError, CaseError) as error:
+        outcome, details = Outcome.ERROR, (str(error),)
+    except MilesRefError as error:
+        outcome, details = Outcome.FAILED, (f"{type(error).__name__}: {error}",)
+    except Exception as error:
+        outcome, details = Outcome.ERROR, (f"{type(error).__name__}: {error}",)
+    return Verdict(
+        case_id=case.id,
+        outcome=outcome,
+        kind=case.kind,
+        why=case.why,
+        spec=str(case.raw.get("spec", "")),
+        details=details,
+        seconds=clock() - started,
+        smoke=SMOKE in case.tags,
+    )
+
+
+def run_all(cases: Sequence[Case], target: Target) -> Iterator[Verdict]:
+    """The verdicts, smoke cases first. After a bad smoke case nothing else is judged."""
+    for case in cases:
+        if SMOKE in case.tags:
+            verdict = judge(case, target)
+            yield verdict
+            if verdict.bad:
+                return
+    for case in cases:
+        if SMOKE not in case.tags:
+            yield judge(case, target)

@@ -1,0 +1,157 @@
+"""The corpus in pytest: one test a case, its id the case's id.
+
+pytest loads this in every run of an environment where the package is installed, so nothing heavy is imported until a
+case file is collected. In the repository tests/golden is collected like any folder; elsewhere `--miles-corpus` adds the
+corpus that the wheel carries. The options choose whom it judges, as those of `miles-ref check` do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from miles_ref.testing.cases import Case
+    from miles_ref.testing.expectations import ExpectedFailure
+    from miles_ref.testing.targets import Target
+
+_RUN = pytest.StashKey["CorpusRun"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of `miles-ref check`, with a prefix."""
+    group = parser.getgroup("miles-ref", "cases of the miles-ref corpus")
+    group.addoption("--miles-corpus", action="store_true", help="Collect the corpus of the installed package, too.")
+    group.addoption("--miles-target", metavar="TARGET", help='server:"...", http://..., worker:"...", program:"...".')
+    group.addoption("--miles-picker", metavar="PICKER", help="Judge a picker by its laws.")
+    group.addoption("--miles-merger", metavar="MERGER", help="Judge a merger by its laws.")
+    group.addoption("--miles-plugin-set", metavar="NAME", help="Judge a whole plugin set.")
+    group.addoption("--miles-backend-listen", metavar="HOST:PORT", help="Backend address of a running server.")
+    group.addoption("--miles-server-version", default="v1", choices=["v1", "v2"], help="Sessions of a running server.")
+    group.addoption("--miles-server-config", default="{}", metavar="JSON", help="Config of a running server.")
+    group.addoption("--miles-expectations", metavar="FILE", help="File of known failures, strict.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add the shipped corpus to what is collected, if it is asked for."""
+    if config.getoption("--miles-corpus"):
+        from miles_ref.testing.corpus import corpus_root
+
+        root = str(corpus_root())
+        if root not in config.args:
+            given = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
+            config.args = [*given, root]
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Take the case files of a corpus."""
+    if file_path.suffix != ".json":
+        return None
+    from miles_ref.testing.corpus import is_case_file
+
+    return CaseFile.from_parent(parent, path=file_path) if is_case_file(file_path) else None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End what the target started."""
+    run = session.config.stash.get(_RUN, None)
+    if run is not None:
+        run.close()
+
+
+class CorpusRun:
+    """What the cases of one process share: the target and the expectation file."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        from miles_ref.testing.expectations import read_expectations
+        from miles_ref.testing.targets import choose_target
+
+        file = config.getoption("--miles-expectations")
+        self.known: list[ExpectedFailure] = read_expectations(Path(file)) if file else []
+        self.target: Target = choose_target(
+            config.getoption("--miles-target"),
+            picker=config.getoption("--miles-picker"),
+            merger=config.getoption("--miles-merger"),
+            plugin_set=config.getoption("--miles-plugin-set"),
+            backend_listen=config.getoption("--miles-backend-listen"),
+            server_version=config.getoption("--miles-server-version"),
+            server_config=json.loads(config.getoption("--miles-server-config")),
+        )
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> CorpusRun:
+        """The one of this process, made when the first case runs."""
+        if _RUN not in config.stash:
+            config.stash[_RUN] = cls(config)
+        return config.stash[_RUN]
+
+    def close(self) -> None:
+        """End what the target started."""
+        self.target.close()
+
+
+class CaseFile(pytest.File):
+    """A file of cases."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """One item a case. Raises CollectError for what is not of the format."""
+        from miles_ref.errors import CaseError
+        from miles_ref.testing.cases import parse_file
+
+        try:
+            cases = parse_file(self.path)
+        except CaseError as error:
+            raise self.CollectError(str(error)) from error
+        seen: set[str] = set()
+        for case in cases:
+            if case.id in seen:
+                raise self.CollectError(f"{self.path}: the id {case.id!r} is used twice")
+            seen.add(case.id)
+            yield CaseItem.from_parent(self, name=case.id, case=case)
+
+
+class CaseFailure(Exception):
+    """A case that does not hold; its text is the whole report."""
+
+
+class CaseItem(pytest.Item):
+    """One case."""
+
+    def __init__(self, *, case: Case, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.case = case
+        for tag in ("golden", case.kind):
+            self.keywords[tag] = tag
+        for tag in case.tags:
+            self.keywords[tag] = tag
+
+    def runtest(self) -> None:
+        """Judge the case; a skip, or CaseFailure."""
+        from miles_ref.testing.check import judge
+        from miles_ref.testing.expectations import expected
+        from miles_ref.testing.verdict import Outcome
+
+        run = CorpusRun.of(self.config)
+        verdict = expected(judge(self.case, run.target), run.known, set())
+        self.user_properties.append(("why", verdict.why))
+        if verdict.outcome is Outcome.SKIPPED:
+            pytest.skip(verdict.details[0])
+        if verdict.outcome is Outcome.EXPECTED_FAILURE:
+            pytest.xfail(verdict.details[0])
+        if verdict.bad:
+            lines = (f"{verdict.outcome}: {self.case.id}", f"why: {verdict.why}", f"spec: {verdict.spec}")
+            raise CaseFailure("\n".join((*lines, *(f"- {detail}" for detail in verdict.details))))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """A failed case is shown by its own words, anything else as a traceback."""
+        if isinstance(excinfo.value, CaseFailure):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the case stands."""
+        return self.path, None, self.case.id
