@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from miles_ref.agents.client import IN_FLIGHT, WorkerCall
+from miles_ref.plugins import Pipeline
 
 logger = logging.getLogger("miles_ref.agents")
 
@@ -36,10 +37,7 @@ async def call_agent_abort_hook(scope: Scope, every_scope: bool = False) -> None
 
     All run, whichever of them raise; their exceptions are raised together afterwards, in an ExceptionGroup.
     """
-    try:
-        await abort_worker_calls(scope, every_scope)
-    except Exception as exc:
-        raise ExceptionGroup("not every abort succeeded", [exc]) from None
+    await Pipeline(installed_aborts=True).abort(scope, every_scope)
 
 
 def _of_scope(calls: list[WorkerCall], scope: Scope) -> list[WorkerCall]:

@@ -74,6 +74,10 @@ class Catalogue:
         """All that can be chosen by name, the built-in ones first."""
         return list(self._all().values())
 
+    def installed(self) -> list[Plugin]:
+        """Those that are not built in, and not broken."""
+        return [plugin for plugin in self.plugins() if not plugin.built_in]
+
     def plugin_set(self, name: str) -> Plugin:
         """A plugin by name with all its hooks. Raises PluginLoadError."""
         if name in SETS:

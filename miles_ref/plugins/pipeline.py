@@ -38,9 +38,10 @@ class Assembly:
 class Pipeline:
     """One version's hooks, with a picker and a merger of choice (v2 only), each a name or a path (Catalogue).
 
-    `plugin_set` names a plugin whose hooks all come before the version's own. `clock` gives seconds; a third party's
-    hook that takes `slow_after` or more is logged. Raises PluginLoadError for a plugin that cannot be used, UsageError
-    for flags that contradict each other.
+    `plugin_set` names a plugin whose hooks all come before the version's own. `installed_aborts` adds the abort of
+    every installed plugin: nobody chooses one, and what a plugin has started only it can end. `clock` gives seconds; a
+    third party's hook that takes `slow_after` or more is logged. Raises PluginLoadError for a plugin that cannot be
+    used, UsageError for flags that contradict each other.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Pipeline:
         *,
         plugin_set: str | None = None,
         catalogue: Catalogue | None = None,
+        installed_aborts: bool = False,
         clock: Callable[[], float] = time.monotonic,
         slow_after: float = 1.0,
     ) -> None:
@@ -68,6 +70,10 @@ class Pipeline:
         self._register(guard, catalogue.plugin_set(version).hooks)
         if plugin_set is not None:
             self._register(guard, catalogue.plugin_set(plugin_set).hooks)
+        if installed_aborts:
+            for plugin in catalogue.installed():
+                if "abort" in plugin.hooks and plugin.name != plugin_set:
+                    self._register(guard, {"abort": plugin.hooks["abort"]})
         for choice, hook in ((picker, "pick"), (merger, "merge")):
             if choice is not None:
                 self._register(guard, {hook: catalogue.implementation(choice, hook)})
