@@ -1,0 +1,1 @@
+"""What others use to check an implementation: cases, targets, laws, reports (docs/corpus.md)."""
