@@ -32,6 +32,17 @@ def int_array(ids: Sequence[int] | IntArray) -> IntArray:
     return view
 
 
+def common_bytes(text: bytes, data: bytes, at: int) -> int:
+    """How many bytes of `text` stand in `data` from `at` on, before the two differ."""
+    if data.startswith(text, at):
+        return len(text)
+    low, high = 0, len(text)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if data.startswith(text[low:middle], at + low) else (low, middle)
+    return low
+
+
 class Payload:
     """Bytes that share their beginning with a parent's: replay rows, and the texts that a session remembers.
 
@@ -58,35 +69,24 @@ class Payload:
         """How many bytes this and `data` have in common at their beginning."""
         at = 0
         for chunk in self.chunks(self.size):
-            known = self._common_of_chunk(chunk, data, at)
+            # Comparing bytes is a memcmp; comparing memoryviews goes item by item.
+            known = common_bytes(bytes(chunk), data, at)
             at += known
             if known < len(chunk):
                 break
         return at
 
-    @staticmethod
-    def _common_of_chunk(chunk: memoryview, data: bytes, at: int) -> int:
-        # Comparing bytes is a memcmp; comparing memoryviews goes item by item.
-        whole = chunk.obj
-        text = whole if isinstance(whole, bytes) and len(whole) == len(chunk) else bytes(chunk)
-        if data.startswith(text, at):
-            return len(text)
-        low, high = 0, len(text)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if data.startswith(text[low:middle], at + low) else (low, middle)
-        return low
-
     def check(self) -> None:
         """Raise the error that makes the bytes unusable, if there is one."""
 
-    def chunks(self, size: int) -> list[memoryview]:
-        """The first `size` bytes as views, in order, without a copy."""
-        parts: list[memoryview] = []
+    def chunks(self, size: int) -> list[bytes | memoryview]:
+        """The first `size` bytes in order, without a copy."""
+        parts: list[bytes | memoryview] = []
         node: Payload | None = self
         while node is not None and size > 0:
-            if size > node.shared:
-                parts.append(memoryview(node.tail)[: size - node.shared])
+            wanted = size - node.shared
+            if wanted > 0:
+                parts.append(node.tail if wanted >= len(node.tail) else memoryview(node.tail)[:wanted])
                 size = node.shared
             node = node.parent
         parts.reverse()
@@ -276,7 +276,7 @@ class RowView:
         """The view without its last `count` rows."""
         return RowView(self.payload, max(0, self.rows - count), self.layers, self.topk)
 
-    def chunks(self) -> list[memoryview]:
+    def chunks(self) -> list[bytes | memoryview]:
         """The rows' bytes in order, little-endian, without a copy."""
         return self.payload.chunks(self.rows * self.layers * self.topk * 4)
 

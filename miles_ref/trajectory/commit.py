@@ -41,6 +41,7 @@ class Committer:
         self._tokenizer = tokenizer
         self._family = family
         self._settings = settings
+        self._special_texts: dict[int, str] = {}
 
     def node(self, turn: Turn, reply: Reply, seq: int, times: Times) -> Node:
         """The node of a finished turn.
@@ -51,12 +52,11 @@ class Committer:
         parent = turn.parent
         text = _shared_text(turn, parent)
         try:
-            record = self._record(turn, reply, times, text)
+            record, index = self._record(turn, reply, times, text)
             check_replay(record, parent, reply.refused_payloads, self._settings)
         except FieldError as error:
             raise UpstreamResponseError(f"the backend's reply cannot be used: meta_info.{error}") from error
         floor = self._check_tokens(turn, record)
-        new_ids = np.concatenate((record.prompt_tail, record.output_ids))
         output_text = (b"," if turn.ids_text.size and len(record.output_ids) else b"") + ids_text(record.output_ids)
         prompt = turn.ids_text
         return Node(
@@ -72,21 +72,24 @@ class Committer:
             prompt_size=prompt.size,
             response=reply.pieces,
             record=record,
-            index=SegmentIndex.extend(
-                None if parent is None else parent.index, record.shared, new_ids, self._tokenizer
-            ),
+            index=index,
             floor=floor,
             size=_size(turn, reply, record, text),
         )
 
-    def _record(self, turn: Turn, reply: Reply, times: Times, text: Payload) -> Record:
+    def _record(self, turn: Turn, reply: Reply, times: Times, text: Payload) -> tuple[Record, SegmentIndex]:
         fields = read_meta(reply.meta, self._settings)
         _check_counts(reply, turn, len(fields.output_ids), fields.prompt_tokens)
         indexer = self._payload("indexer_topk", turn, reply)
         layers = None
         if self._settings.indexer_topk and indexer is not None:
             layers = read_layers(reply.meta)
-        return Record(
+        try:
+            prompt, index = self._indices(turn, fields.output_ids)
+            output_text = self._text(index, fields.output_ids)
+        except TokenizationError as error:
+            raise FieldError("output_token_logprobs", f"has ids that cannot be decoded: {error}") from error
+        record = Record(
             shared=turn.shared,
             prompt_tail=turn.tail,
             output_ids=fields.output_ids,
@@ -105,15 +108,32 @@ class Committer:
             indexer_topk=indexer,
             indexer_layers=layers,
             messages=_messages(text, reply.message),
-            prompt_tail_text=self._decode(turn.tail),
-            output_text=self._decode(fields.output_ids),
+            prompt_tail_text=self._text(prompt, turn.tail),
+            output_text=output_text,
+        )
+        return record, index
+
+    def _indices(self, turn: Turn, output_ids: IntArray) -> tuple[SegmentIndex, SegmentIndex]:
+        """The segments of the prompt, and those of prompt + output, which decodes the output."""
+        tail, parent = turn.tail, turn.parent
+        before = None if parent is None else parent.index
+        prompt = SegmentIndex.extend(before, turn.shared, tail, self._tokenizer, encoded=len(tail))
+        return prompt, SegmentIndex.extend(prompt, turn.start, output_ids, self._tokenizer)
+
+    def _text(self, index: SegmentIndex, ids: IntArray) -> str:
+        """decode(ids), put together from what the index of these ids has decoded."""
+        if self._tokenizer.pieces is None:
+            return self._tokenizer.decode(ids)
+        first = index.kept
+        return "".join(
+            self._special_text(int(ids[start - first])) if text is None else text
+            for start, _, text, _ in index.fragments
         )
 
-    def _decode(self, ids: IntArray) -> str:
-        try:
-            return self._tokenizer.decode(ids)
-        except TokenizationError as error:
-            raise UpstreamResponseError(f"the reply's token ids cannot be decoded: {error}") from error
+    def _special_text(self, token: int) -> str:
+        if token not in self._special_texts:
+            self._special_texts[token] = self._tokenizer.decode([token])
+        return self._special_texts[token]
 
     def _payload(self, field: ReplayField, turn: Turn, reply: Reply) -> Payload | None:
         data = reply.payloads.get(field)
@@ -171,7 +191,9 @@ def _shared_text(turn: Turn, parent: Node | None) -> Payload:
     text = turn.request.text
     if parent is None:
         return Payload(text)
-    shared = parent.text.common(text)
+    shared = turn.attachment.common_text
+    if shared is None:
+        shared = parent.text.common(text)
     return Payload(text[shared:], parent.text, shared)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from miles_ref.errors import MessageValidationError
 from miles_ref.tokens.matching import first_difference
-from miles_ref.trajectory.node import Node, common_text, messages_within
+from miles_ref.trajectory.node import NO_IDS, KnownEnds, Node, SnapshotCache, common_text
 from miles_ref.trajectory.request import Message, MessageList
 from miles_ref.trajectory.turn import Attachment, Matching
 
@@ -17,6 +17,7 @@ class LinearTrajectory:
         self._path: list[Node] = []
         self._messages: list[Message] = []
         self._commits = 0
+        self._snapshots = SnapshotCache()
 
     @property
     def next_seq(self) -> int:
@@ -40,13 +41,14 @@ class LinearTrajectory:
 
         Raises MessageValidationError (400) for a request that leaves the conversation further back.
         """
-        matched = self._match(messages)
+        commons = self._common_texts(messages.text)
+        matched = self._match(messages, commons[-1] if commons else 0)
         if matched == len(self._messages):
-            return self._attachment(len(self._path))
+            return self._attachment(len(self._path), commons)
         kept = sum(node.message_count <= matched for node in self._path)
         if kept < len(self._path) - 1:
             raise MessageValidationError(self._too_far_back(messages, matched, kept))
-        return self._attachment(kept)
+        return self._attachment(kept, commons)
 
     def can_commit(self, attachment: Attachment) -> bool:
         """False if another turn was committed since the request attached: the session has moved on."""
@@ -61,25 +63,31 @@ class LinearTrajectory:
         self._messages.extend(node.messages)
         self._commits += 1
 
-    def _attachment(self, kept: int) -> Attachment:
-        return Attachment(self._path[kept - 1] if kept else None, self._commits)
+    def _attachment(self, kept: int, commons: list[int]) -> Attachment:
+        if not kept:
+            return Attachment(None, self._commits, NO_IDS)
+        parent = self._path[kept - 1]
+        return Attachment(parent, self._commits, self._snapshots.tokens(parent), commons[kept - 1] if commons else None)
 
-    def _match(self, messages: MessageList) -> int:
+    def _match(self, messages: MessageList, common_with_tip: int) -> int:
         """How many of the stored messages the request replays from the start."""
-        known, end = self._known_by_text(messages.text)
-        messages.know(known, end)
+        known = KnownEnds(self._path[-1] if self._path else None, common_with_tip)
+        messages.know(known)
         limit = min(len(messages), len(self._messages))
         return next(
-            (at for at in range(known, limit) if not self._matching.matcher(self._messages[at], messages[at])), limit
+            (at for at in range(len(known), limit) if not self._matching.matcher(self._messages[at], messages[at])),
+            limit,
         )
 
-    def _known_by_text(self, text: bytes) -> tuple[int, int]:
-        if not self._path or not self._matching.by_text:
-            return 0, 0
-        common = 0
-        for node in self._path:
-            common = common_text(node, text, common)
-        return messages_within(self._path[-1], common)
+    def _common_texts(self, text: bytes) -> list[int]:
+        """For each node of the chain, how many bytes its request's text shares with `text`; [] if text says nothing."""
+        commons: list[int] = []
+        if self._matching.by_text:
+            common = 0
+            for node in self._path:
+                common = common_text(node, text, common)
+                commons.append(common)
+        return commons
 
     def _too_far_back(self, messages: MessageList, matched: int, kept: int) -> str:
         where = (

@@ -6,15 +6,19 @@ somebody asks for them (session-http.md, Life of a session: storage is linear).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
-from miles_ref.records import Chain, IntArray, Leaf, Payload, Record
+from miles_ref.records import Chain, IntArray, Leaf, Payload, Record, common_bytes
 from miles_ref.tokens.mismatch import SegmentIndex
 from miles_ref.trajectory.request import Message
+
+NO_IDS: IntArray = np.empty(0, dtype=np.int64)
+NO_IDS.flags.writeable = False
 
 ReplayField = Literal["routed_experts", "indexer_topk"]
 
@@ -77,16 +81,16 @@ class Node:
 
     def tokens(self) -> IntArray:
         """Prompt + output ids, int64, read-only."""
-        out = np.empty(self.record.end, dtype=np.int64)
+        parts: list[IntArray] = []
         limit = self.record.end
         for node in self.ancestry():
             record = node.record
             for start, ids in ((record.start, record.output_ids), (record.shared, record.prompt_tail)):
                 if start < limit:
-                    out[start:limit] = ids[: limit - start]
+                    parts.append(ids if start + len(ids) <= limit else ids[: limit - start])
                     limit = start
-            if not limit:
-                break
+        parts.reverse()
+        out = np.concatenate(parts)
         out.flags.writeable = False
         return out
 
@@ -105,23 +109,76 @@ class Node:
         return Chain(records, self.tokens(), self.leaf() if leaf else None, mismatch)
 
 
+class SnapshotCache:
+    """The tokens of the node that was asked for last, so that a conversation that goes on is not laid out each time."""
+
+    def __init__(self) -> None:
+        self._node: Node | None = None
+        self._tokens: IntArray = NO_IDS
+
+    def tokens(self, node: Node) -> IntArray:
+        """As `node.tokens()`."""
+        if node is not self._node:
+            record = node.record
+            if node.parent is not None and node.parent is self._node:
+                parts = (self._tokens[: record.shared], record.prompt_tail, record.output_ids)
+                self._tokens = np.concatenate(parts)
+                self._tokens.flags.writeable = False
+            else:
+                self._tokens = node.tokens()
+            self._node = node
+        return self._tokens
+
+
 def common_text(node: Node, text: bytes, common_with_parent: int) -> int:
     """How many bytes `text` shares with the node's request text, known how many it shares with the parent's."""
     own = node.text
     if common_with_parent < own.shared:
         return common_with_parent
-    return own.shared + Payload(own.tail).common(text[own.shared : own.shared + len(own.tail)])
+    return own.shared + common_bytes(own.tail, text, own.shared)
 
 
-def messages_within(node: Node | None, limit: int) -> tuple[int, int]:
-    """Of the messages of the node's request those whose text ends within the first `limit` bytes: count, and end."""
-    while node is not None:
-        inside = sum(end <= limit for end in node.ends)
-        if inside:
-            return node.message_count - 1 - (len(node.ends) - inside), node.ends[inside - 1]
-        limit = min(limit, node.text.shared)
-        node = node.parent
-    return 0, 0
+class KnownEnds(Sequence[int]):
+    """Where messages of a request end in its text, as far as it shares its first `limit` bytes with `node`'s request.
+
+    The length and the last one are told without walking to the root.
+    """
+
+    def __init__(self, node: Node | None, limit: int) -> None:
+        self._all: list[int] | None = None
+        while node is not None:
+            inside = bisect_right(node.ends, limit)
+            limit = min(limit, node.text.shared)
+            if inside:
+                break
+            node = node.parent
+        self._node, self._limit = node, limit
+        self._own = () if node is None else node.ends[:inside]
+        self._length = 0 if node is None else node.message_count - 1 - len(node.ends) + inside
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        if at == -1 and self._own:
+            return self._own[-1]
+        if self._all is None:
+            self._all = self._collect()
+        return self._all[at]
+
+    def _collect(self) -> list[int]:
+        parts = [self._own]
+        limit = self._limit
+        node = None if self._node is None else self._node.parent
+        while node is not None and limit:
+            parts.append(node.ends[: bisect_right(node.ends, limit)])
+            limit = min(limit, node.text.shared)
+            node = node.parent
+        return [end for part in reversed(parts) for end in part]
 
 
 def ids_text(ids: IntArray) -> bytes:
@@ -129,10 +186,10 @@ def ids_text(ids: IntArray) -> bytes:
     return ",".join(map(str, ids.tolist())).encode()
 
 
-def extended_ids_text(parent: Node | None, shared: int, more: IntArray) -> Payload:
-    """The text of the parent's first `shared` ids and of `more`."""
+def extended_ids_text(parent: Node | None, snapshot: IntArray, shared: int, more: IntArray) -> Payload:
+    """The text of the first `shared` ids of the parent's `snapshot`, and of `more`."""
     if parent is None or shared == 0:
         return Payload(ids_text(more))
-    dropped = parent.tokens()[shared:] if shared < parent.record.end else ()
+    dropped = snapshot[shared:].tolist()
     kept_size = parent.ids_text.size - sum(len(str(token)) + 1 for token in dropped)
     return Payload(b"," + ids_text(more) if len(more) else b"", parent.ids_text, kept_size)

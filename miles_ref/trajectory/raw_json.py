@@ -46,13 +46,19 @@ def cut_list(text: Buffer) -> list[Raw]:
 
 def parse(text: Buffer) -> Any:
     """The value of a JSON text, integers exact at any size. Raises RawJSONError, also beyond MAX_DEPTH levels."""
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise RawJSONError(_reason(error)) from error
-    if isinstance(value, dict | list) and is_too_deep(value):
+    value = parse_any_depth(text)
+    view = bytes(memoryview(text))
+    if view.count(b"[") + view.count(b"{") > MAX_DEPTH and is_too_deep(value):
         raise RawJSONError(f"nested more than {MAX_DEPTH} levels deep")
     return value
+
+
+def parse_any_depth(text: Buffer) -> Any:
+    """As `parse`, for values that are read item by item and not kept."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise RawJSONError(_reason(error)) from error
 
 
 def is_too_deep(value: Any) -> bool:

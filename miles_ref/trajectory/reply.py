@@ -17,7 +17,16 @@ import pybase64
 
 from miles_ref.errors import GenerationAbortedError, UpstreamResponseError
 from miles_ref.trajectory.node import ReplayField
-from miles_ref.trajectory.raw_json import Buffer, RawJSONError, cut_list, cut_object, dump, is_too_deep, parse
+from miles_ref.trajectory.raw_json import (
+    Buffer,
+    RawJSONError,
+    cut_list,
+    cut_object,
+    dump,
+    is_too_deep,
+    parse,
+    parse_any_depth,
+)
 from miles_ref.trajectory.request import Message
 
 REPLAY_FIELDS: tuple[ReplayField, ...] = ("routed_experts", "indexer_topk")
@@ -132,7 +141,7 @@ def _read(body: bytes, text: bytes, lifted: Mapping[str, memoryview]) -> Reply:
         message=message,
         finish_reason=finish_reason,
         response_id=response_id if isinstance(response_id, str) else None,
-        meta={key: parse(meta[key]) for key in _READ if key in meta},
+        meta={key: parse_any_depth(meta[key]) for key in _READ if key in meta},
         payloads=payloads,
         refused_payloads=refused,
         envelope={key: parse(top[key]) for key in ("created", "model", "usage") if key in top},

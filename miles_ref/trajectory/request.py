@@ -30,60 +30,52 @@ class MessageList(Sequence[Message]):
         if not text.startswith(b"["):
             raise MessageValidationError(f"messages must be a list of objects, not {_shown(text)}")
         self.text = text[:-1].rstrip(_SPACE)
-        self._known = 0
-        self._known_end = 1
-        self._known_values: list[Message] | None = None
+        self._known: Sequence[int] = ()
+        self._known_values: dict[int, Message] = {}
         self._rest: list[Message] | None = None
         self._rest_ends: list[int] = []
 
-    def know(self, count: int, end: int) -> None:
-        """Say that the first `count` messages, whose text ends at byte `end`, are known to be in order.
+    def know(self, ends: Sequence[int]) -> None:
+        """Say that the first messages, whose texts end at these bytes, are known to be in order.
 
         To be called before any message is read. Raises MessageValidationError (400) if one of the others is not an
         object, or if there is none at all.
         """
-        self._known, self._known_end = (count, end) if count else (0, 1)
-        start = _end_of_gap(self.text, self._known_end)
+        self._known = ends
         self._rest = []
+        start = _end_of_gap(self.text, ends[-1] if len(ends) else 1)
         for raw in _cut(b"[" + self.text[start:] + b"]"):
             self._rest_ends.append(start + len(memoryview(raw)))
-            self._rest.append(_read(raw, count + len(self._rest)))
+            self._rest.append(_read(raw, len(self)))
             start = _end_of_gap(self.text, self._rest_ends[-1])
         if not len(self):
             raise MessageValidationError("messages is empty: a request needs at least one message")
 
     def __len__(self) -> int:
-        return self._known + len(self._others())
+        return len(self._known) + len(self._others())
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         if index < 0:
             index += len(self)
-        if index >= self._known:
-            return self._others()[index - self._known]
-        if self._known_values is None:
-            known = _cut(self.text[: self._known_end] + b"]")
-            self._known_values = [_read(raw, at) for at, raw in enumerate(known)]
+        if index >= len(self._known):
+            return self._others()[index - len(self._known)]
+        if index not in self._known_values:
+            start = _end_of_gap(self.text, self._known[index - 1] if index else 1)
+            self._known_values[index] = _read(self.text[start : self._known[index]], index)
         return self._known_values[index]
 
     def ends(self, after: int) -> tuple[int, ...]:
         """Where in `text` the messages end, of those that end beyond byte `after`."""
         self._others()
-        known = self._ends_of_known() if after < self._known_end else []
-        return tuple(end for end in (*known, *self._rest_ends) if end > after)
-
-    def _ends_of_known(self) -> list[int]:
-        ends: list[int] = []
-        at = _end_of_gap(self.text, 1)
-        for raw in _cut(self.text[: self._known_end] + b"]"):
-            ends.append(at + len(memoryview(raw)))
-            at = _end_of_gap(self.text, ends[-1])
-        return ends
+        if not len(self._known) or self._known[-1] <= after:
+            return tuple(end for end in self._rest_ends if end > after)
+        return tuple(end for end in (*self._known, *self._rest_ends) if end > after)
 
     def _others(self) -> list[Message]:
         if self._rest is None:
-            self.know(0, 1)
+            self.know(())
         assert self._rest is not None
         return self._rest
 
@@ -133,7 +125,7 @@ def _cut(array: bytes) -> list[Raw]:
         raise MessageValidationError(f"messages: {error}") from error
 
 
-def _read(raw: Raw, index: int) -> Message:
+def _read(raw: Buffer, index: int) -> Message:
     try:
         value = parse(raw)
     except RawJSONError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from miles_ref.errors import MessageValidationError, TruncatedGenerationError
-from miles_ref.trajectory.node import Node, common_text, messages_within
+from miles_ref.trajectory.node import NO_IDS, KnownEnds, Node, SnapshotCache, common_text
 from miles_ref.trajectory.request import MessageList
 from miles_ref.trajectory.turn import Attachment, Matching
 
@@ -14,9 +14,11 @@ MAX_NODES = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Result of a search: the node whose whole path the request begins with, and how many messages agreed anywhere."""
+    """Result of a search: the node whose whole path the request begins with, how many bytes the two texts share, and
+    how many messages agreed anywhere."""
 
     node: Node | None
+    common_text: int
     overlap: int
 
 
@@ -29,6 +31,7 @@ class TreeTrajectory:
         self._max_nodes = max_nodes
         self._nodes: list[Node] = []
         self._children: dict[int | None, list[Node]] = {None: []}
+        self._snapshots = SnapshotCache()
 
     @property
     def next_seq(self) -> int:
@@ -53,7 +56,6 @@ class TreeTrajectory:
         Raises TruncatedGenerationError (409) where that node's generation was cut off, MessageValidationError (400)
         when the forest is full, or would not stay one chain under strict append-only.
         """
-        self._know_by_text(messages)
         found = self._find(messages)
         if self._strict:
             self._check_append_only(found, messages)
@@ -69,7 +71,9 @@ class TreeTrajectory:
                 f"begins a branch (this one matched {0 if found.node is None else found.node.message_count} of "
                 f"{len(messages)} messages)"
             )
-        return Attachment(found.node, len(self._nodes))
+        if found.node is None:
+            return Attachment(None, len(self._nodes), NO_IDS)
+        return Attachment(found.node, len(self._nodes), self._snapshots.tokens(found.node), found.common_text)
 
     def can_commit(self, attachment: Attachment) -> bool:
         """False if, under strict append-only, the leaf moved since the request attached."""
@@ -81,38 +85,49 @@ class TreeTrajectory:
         self._children[None if node.parent is None else node.parent.seq].append(node)
         self._children[node.seq] = []
 
-    def _know_by_text(self, messages: MessageList) -> None:
-        """Tell the messages how far their text is known, going down along the nodes whose text they begin with."""
-        best = (0, 0)
+    def _know_by_text(self, messages: MessageList) -> Node | None:
+        """The node with the longest text that the request's text begins with; the messages are told what is known."""
+        deepest: Node | None = None
+        closest: tuple[int, Node | None] = (0, None)
         level = [(child, 0) for child in self._children[None]] if self._matching.by_text else []
         while level:
             node, common_with_parent = level.pop()
             common = common_text(node, messages.text, common_with_parent)
-            best = max(best, messages_within(node, common))
+            if common > closest[0]:
+                closest = common, node
             if common == node.text.size:
+                if deepest is None or common > deepest.text.size:
+                    deepest = node
                 level += [(child, common) for child in self._children[node.seq]]
-        messages.know(*best)
+        messages.know(KnownEnds(closest[1], closest[0]))
+        return deepest
 
     def _find(self, messages: MessageList) -> _Found:
+        known = self._know_by_text(messages)
+        # A text that goes on after a node's reply was matched with that reply when its own node was attached.
+        certain = set() if known is None or known.parent is None else {node.seq for node in known.parent.ancestry()}
         best: Node | None = None
-        overlap = 0
+        best_common = overlap = 0
         level = [(child, 0) for child in self._children[None]]
         while level:
             node, common_with_parent = level.pop()
-            common = common_text(node, messages.text, common_with_parent)
-            agreed = self._agree(node, messages, common)
+            if node.seq in certain:
+                agreed, common = node.message_count, node.text.size
+            else:
+                common = common_text(node, messages.text, common_with_parent)
+                agreed = self._agree(node, messages, common)
             overlap = max(overlap, agreed)
             if agreed < node.message_count:
                 continue
             if best is None or (node.message_count, node.seq) > (best.message_count, best.seq):
-                best = node
+                best, best_common = node, common
             level += [(child, common) for child in self._children[node.seq]]
-        return _Found(best, overlap)
+        return _Found(best, best_common, overlap)
 
     def _agree(self, node: Node, messages: MessageList, common: int) -> int:
         """How many messages of the node's path the request replays, the parent's being known to agree."""
         first = node.message_count - len(node.messages)
-        known = messages_within(node, common)[0] if self._matching.by_text else 0
+        known = len(KnownEnds(node, common)) if self._matching.by_text else 0
         for at, stored in enumerate(node.messages, first):
             if at >= len(messages) or not (at < known or self._matching.matcher(stored, messages[at])):
                 return at

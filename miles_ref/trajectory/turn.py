@@ -32,11 +32,15 @@ class Matching:
 class Attachment:
     """Where a request attaches: below `parent`, whose path its first messages stand for; None: it begins anew.
 
-    `generation` is the session's number of commits when this was found.
+    `generation` is the session's number of commits when this was found, `snapshot` the parent's prompt + output (int64,
+    empty without a parent), `common_text` how many bytes the texts of the two requests' messages share at their
+    beginning, None where nobody has compared them.
     """
 
     parent: Node | None
     generation: int
+    snapshot: IntArray
+    common_text: int | None = None
 
     @property
     def matched(self) -> int:
@@ -139,10 +143,9 @@ class TurnPlanner:
                 client_assistants_allowed=self._tree and not self._strict,
                 first_index=attachment.matched,
             )
-            parent, appended, shared, tail = self._continue(parent, appended, tools, kwargs)
-        prompt_text = extended_ids_text(parent, shared, tail)
+            parent, appended, shared, tail = self._continue(parent, attachment.snapshot, appended, tools, kwargs)
         if parent is not None:
-            _check_growth(parent, shared, tail)
+            _check_growth(parent, attachment.snapshot, shared, tail)
         experts_start = None
         if self._forward.additional_r3:
             experts_start = max(0, parent.record.end - 1) if parent is not None else 0
@@ -155,14 +158,18 @@ class TurnPlanner:
             tools=tools,
             shared=shared,
             tail=tail,
-            ids_text=prompt_text,
+            ids_text=extended_ids_text(parent, attachment.snapshot, shared, tail),
             experts_start=experts_start,
         )
 
     def _continue(
-        self, parent: Node, appended: tuple[Message, ...], tools: Any, kwargs: Mapping[str, Any]
+        self,
+        parent: Node,
+        snapshot: IntArray,
+        appended: tuple[Message, ...],
+        tools: Any,
+        kwargs: Mapping[str, Any],
     ) -> tuple[Node | None, tuple[Message, ...], int, IntArray]:
-        snapshot = parent.tokens()
         if not self._tree or all(message.get("role") != "assistant" for message in appended):
             extension = self._renderer.extend(snapshot, parent.messages[-1], appended, tools, kwargs)
             return parent, appended, extension.kept, extension.tail
@@ -201,11 +208,10 @@ class TurnPlanner:
         return members
 
 
-def _check_growth(parent: Node, shared: int, tail: IntArray) -> None:
+def _check_growth(parent: Node, snapshot: IntArray, shared: int, tail: IntArray) -> None:
     """A fold needs an observation between two completions; a prompt that adds nothing could never be assembled."""
     if parent.is_truncated or shared + len(tail) > parent.record.end:
         return
-    snapshot = parent.tokens()
     if (snapshot[shared : shared + len(tail)] == tail).all():
         raise MessageValidationError(
             f"the request adds no token to the {parent.record.end} ids of the conversation: "
