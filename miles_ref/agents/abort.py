@@ -22,12 +22,8 @@ async def abort_worker_calls(scope: Scope, every_scope: bool = False) -> None:
     `every_scope`. A null scope matches nothing. Returns when every DELETE was answered or given up. Raises ValueError
     for an empty scope, TypeError for what is no string, and whatever a lazy scope raises.
     """
-    if not every_scope and not callable(scope):
-        _check(scope)
     calls = list(IN_FLIGHT.values())
-    if not calls:
-        return
-    if not every_scope:
+    if not every_scope and (calls or not callable(scope)):
         calls = _of_scope(calls, scope)
     await asyncio.gather(*(call.abort() for call in calls))
 

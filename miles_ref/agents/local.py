@@ -88,14 +88,18 @@ class LocalCall:
         for action in actions:
             if action is Action.SPAWN:
                 starts().ask(self._start)
-            elif self._child is None:
-                self._start.withdraw()
-                self.gone(None)
-            elif action is Action.SIGTERM:
-                self._child.terminate()
-            elif action is Action.SIGKILL:
-                self._child.kill()
+            elif action in (Action.SIGTERM, Action.SIGKILL):
+                self._signal(action)
         self._set_timer()
+
+    def _signal(self, action: Action) -> None:
+        if self._child is None:
+            self._start.withdraw()
+            self.gone(None)
+        elif action is Action.SIGTERM:
+            self._child.terminate()
+        else:
+            self._child.kill()
 
     def _spawn(self) -> None:
         try:

@@ -1,0 +1,75 @@
+"""What the tests of agent calls share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from miles_ref.process import ReadyProcess
+
+AGENTS = "miles_ref.testing.agents:"
+
+
+@contextlib.contextmanager
+def worker_process(*flags: str, env: dict[str, str] | None = None) -> Iterator[ReadyProcess]:
+    """A worker on a free port of loopback."""
+    environment = None if env is None else {**os.environ, **env}
+    with ReadyProcess([sys.executable, "-m", "miles_ref.worker", *flags], env=environment) as process:
+        yield process
+
+
+class Reports(list[Any]):
+    """What an agent reported; can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = asyncio.Event()
+
+    def append(self, item: Any) -> None:
+        super().append(item)
+        self._changed.set()
+
+    async def reach(self, count: int) -> None:
+        """Wait until there are `count` reports."""
+        while len(self) < count:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def lives(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def ends(pid: int) -> bool:
+    """Whether the process ends within a generous time."""
+    for _ in range(400):
+        if not lives(pid):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def children(pid: int | None = None) -> list[int]:
+    """Children of a process, zombies included; by default of this one."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as stat:
+                if int(stat.read().rpartition(")")[2].split()[1]) == (pid or os.getpid()):
+                    found.append(int(name))
+    return found
+
+
+def descriptors() -> int:
+    """How many descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd"))
