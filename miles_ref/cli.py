@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import click
 
 _COMMANDS: Mapping[str, tuple[str, str]] = {
+    "report": ("miles_ref.testing.check_command:report_command", "Read a report of check; make other forms of it."),
     "serve": ("miles_ref.server.command:serve_command", "Serve sessions over HTTP, linear (v1) or tree (v2)."),
     "engine": ("miles_ref.engine.command:engine_command", "Serve the embedded backend, a small real model."),
     "demo": ("miles_ref.demo.command:demo_command", "Run one episode end to end and prove its samples."),

@@ -36,6 +36,7 @@ def select(cases: Iterable[Case], patterns: Sequence[str] = (), tags: Sequence[s
 def judge(case: Case, target: Target, clock: Callable[[], float] = time.perf_counter) -> Verdict:
     """Run one case. Whatever an implementation does, there is a verdict; KeyboardInterrupt alone passes."""
     started = clock()
+    details: tuple[str, ...]
     try:
         reason = target.refusal(case)
         if reason is not None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from miles_ref.errors import AssemblyError, CaseError
 from miles_ref.plugins import Assembly, Pipeline
@@ -18,7 +20,7 @@ from miles_ref.sample import Sample
 from miles_ref.testing.cases import Case
 from miles_ref.testing.compare import first_difference
 from miles_ref.testing.kinds.assemble import forest_chains, session_metadata, settings_of
-from miles_ref.testing.kinds.codec import wire_sample
+from miles_ref.testing.kinds.codec import plain
 from miles_ref.wire import SAMPLES_VALUE_SPEC_V2
 
 SERVER_KEYS = ("accumulated_token_ids", "tito_session_mismatch", "leaf")
@@ -147,9 +149,8 @@ def server_keys_kept(forest: Forest) -> str | None:
             return f"samples[{index}].metadata.leaf: got {leaf!r:.120}, which is no leaf of the forest"
         for key in SERVER_KEYS:
             wanted = own[node_id].get(key)
-            found = first_difference(
-                _plain(wanted), _plain(sample.metadata.get(key)), f"samples[{index}].metadata.{key}"
-            )
+            got = _plain(key, sample.metadata.get(key))
+            found = first_difference(_plain(key, wanted), got, f"samples[{index}].metadata.{key}")
             if found is not None:
                 return found
     return None
@@ -199,18 +200,15 @@ def trained_places(sample: Sample, forest: Forest) -> set[Place]:
 
 
 def plain_samples(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Samples as plain values, copied."""
-    return [
-        {name: _plain(value) for name, value in wire_sample(sample, SAMPLES_VALUE_SPEC_V2).items()}
-        for sample in samples
-    ]
+    """Samples as plain values, copied: views and arrays become lists."""
+    return [{name: _plain(name, getattr(sample, name)) for name in SAMPLES_VALUE_SPEC_V2} for sample in samples]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, list | tuple) or hasattr(value, "array"):
-        return [_plain(item) for item in value]
-    return value
+def _plain(name: str, value: Any) -> Any:
+    if hasattr(value, "__array__"):
+        return np.asarray(value).tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(name, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(name, item) for item in value]
+    return plain(name, value)

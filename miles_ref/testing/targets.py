@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
 from miles_ref.errors import UsageError
+from miles_ref.plugins import Pipeline
 from miles_ref.testing.cases import Case
 from miles_ref.testing.compare import expectation_difference
 from miles_ref.testing.json_lines import JsonLinesProgram
@@ -89,6 +90,8 @@ class PluginTarget:
         self.name = ", ".join(f"{what} {name}" for what, name in parts if name)
         self._config = {key: value for key, value in (("picker", picker), ("merger", merger)) if value}
         self._set = plugin_set
+        # A plugin that cannot be loaded is a mistake in the command, not a case that fails.
+        Pipeline("v2", plugin_set=plugin_set, **self._config)
 
     def refusal(self, case: Case) -> str | None:
         if laws_of(case) is not None:
@@ -193,7 +196,7 @@ def choose_target(
             raise UsageError(f"--target {target} needs --backend-listen 127.0.0.1:PORT, the server's backend address")
         return ServerTarget(target, RunningServers(target, backend_listen, server_version, server_config or {}))
     kind, _, command = target.partition(":")
-    makers = {"worker": WorkerTarget, "program": ProgramTarget}
+    makers: dict[str, Callable[[str], Target]] = {"worker": WorkerTarget, "program": ProgramTarget}
     if kind == "server" and command:
         return ServerTarget(target, StartedServers(command))
     if kind not in makers or not command:

@@ -24,7 +24,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import psutil
 
 from miles_ref.errors import CaseError
-from miles_ref.process import ReadyProcess
+from miles_ref.process import ProcessStartError, ReadyProcess
+from miles_ref.testing.cases import Case
 from miles_ref.testing.compare import show
 from miles_ref.testing.programs import ProgramError
 from miles_ref.testing.references import References
@@ -279,9 +280,9 @@ def _json(body: Any) -> bytes | None:
     return None if body is None else json.dumps(body).encode()
 
 
-def run_worker_case(case: Mapping[str, Any], command: Sequence[str]) -> list[str]:
+def run_worker_case(case: Case, command: Sequence[str]) -> list[str]:
     """The differences of one worker case. Raises ProgramError when the worker cannot be started."""
     try:
-        return WorkerRun(command, case["input"].get("config", {})).run(case["input"]["steps"])
-    except OSError as error:
+        return WorkerRun(command, case.input.get("config", {})).run(case.input["steps"])
+    except (OSError, ProcessStartError) as error:
         raise ProgramError(f"the worker does not answer: {error}") from error
