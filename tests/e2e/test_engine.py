@@ -34,7 +34,8 @@ HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
 def engine(*options: str) -> ReadyProcess:
-    return ReadyProcess([sys.executable, "-m", "miles_ref", "engine", "--port", "0", *options])
+    # Importing torch takes half a minute where many tests share few cores.
+    return ReadyProcess([sys.executable, "-m", "miles_ref", "engine", "--port", "0", *options], timeout=100)
 
 
 def call(url: str, path: str, body: Any = None) -> tuple[int, Any]:
