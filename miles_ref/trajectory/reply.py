@@ -100,7 +100,7 @@ def read_reply(body: bytes) -> Reply:
     try:
         try:
             return _read(body, text, lifted)
-        except _Misplaced:
+        except _NotLiftable:
             return _read(body, body, {})
         except RawJSONError:
             return _read_spelled_by_python(body)
@@ -132,8 +132,10 @@ def _read(body: bytes, text: bytes, lifted: Mapping[str, memoryview]) -> Reply:
             raise UpstreamResponseError(f"the backend's reply has no choices[0].meta_info.{key}")
     for field in lifted:
         if bytes(meta.get(field, b"")) != b'"%s"' % _marker(field):
-            raise _Misplaced
+            raise _NotLiftable
     payloads, refused = _payloads(meta, lifted)
+    if lifted.keys() & refused.keys():
+        raise _NotLiftable
     response_id = parse(top["id"]) if "id" in top else None
     return Reply(
         client_body=_client_body(body, top, choices, choice, meta),
@@ -148,8 +150,8 @@ def _read(body: bytes, text: bytes, lifted: Mapping[str, memoryview]) -> Reply:
     )
 
 
-class _Misplaced(Exception):
-    """A payload was lifted that does not stand in choices[0].meta_info."""
+class _NotLiftable(Exception):
+    """A text was lifted that is no payload of choices[0].meta_info: it must stay where it stands."""
 
 
 def _check_utf8(text: bytes) -> None:

@@ -1,0 +1,125 @@
+"""Life of a session: idle ones, budgets, samples again and again (session-http.md)."""
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.server.harness import Session, reply, user
+
+
+async def test_an_idle_session_is_dropped_and_answered_with_410(start_server: Any) -> None:
+    server = await start_server(session_ttl=100)
+    idle, used = await server.create(), await server.create()
+    await idle.say("u", reply("a"))
+    server.clock.now += 60
+    await used.say("u", reply("a"))
+    server.clock.now += 60
+    await used.get()
+    for method, path in [("GET", ""), ("POST", "/samples"), ("POST", "/v1/chat/completions"), ("DELETE", "")]:
+        answer = await server.call(method, idle.path + path)
+        assert answer.status == 410
+        assert "100" in answer.error
+    assert server.server.sessions.expired_count == 1
+
+
+async def test_a_session_with_a_turn_in_flight_is_not_idle(start_server: Any) -> None:
+    server = await start_server(session_ttl=100)
+    session = await server.create()
+    held = reply("a")
+    held.hold = True
+    task = session.start("u", held)
+    await held.arrived.wait()
+    server.clock.now += 1000
+    assert server.server.sessions.sweep() == 0
+    held.release()
+    assert (await task).status == 200
+    assert len((await session.get())["records"]) == 1
+
+
+async def test_sessions_have_a_budget(start_server: Any) -> None:
+    server = await start_server(max_sessions=2)
+    first, _ = await server.create(), await server.create()
+    answer = await server.call("POST", "/sessions")
+    assert answer.status == 429
+    assert "2" in answer.error
+    assert await first.delete() == 204
+    await server.create()
+
+
+async def test_stored_bytes_have_a_budget(start_server: Any) -> None:
+    server = await start_server(max_session_bytes=10_000)
+    session = await server.create()
+    await session.say("u" * 10_000, reply("a"))
+    answer = await session.chat([*session.messages, user("more")])
+    assert answer.status == 413
+    assert "10000" in answer.error
+    assert len(server.backend.seen) == 1
+    await session.check_v1()
+
+
+async def test_the_same_session_can_be_collected_again(session: Session) -> None:
+    for turn in range(3):
+        await session.say(f"u{turn}", reply(f"a{turn}"))
+    first = await session.samples(max_seq_len=None)
+    (whole,) = await session.collect()
+    (cut,) = await session.collect(max_seq_len=len(whole.tokens) - 1)
+    assert len(cut.tokens) == len(whole.tokens) - 1
+    assert cut.status == "truncated"
+    assert await session.collect(max_seq_len=1) == []
+    assert (await session.samples(max_seq_len=None)).body == first.body
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"max_seq_len": null}', b'{"max_seq_len": 5, "metadata": 7}', b' {"x":1}']
+)
+async def test_bodies_of_samples(session: Session, body: bytes) -> None:
+    answer = await session.server.call("POST", f"{session.path}/samples", data=body)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x",
+        b"[]",
+        b"null",
+        b'{"max_seq_len": 0}',
+        b'{"max_seq_len": -1}',
+        b'{"max_seq_len": true}',
+        b'{"max_seq_len": 5.0}',
+        b'{"max_seq_len": "5"}',
+        b'{"max_seq_len": NaN}',
+        b'{"max_seq_len": 5',
+        b"\xff",
+    ],
+)
+async def test_bodies_that_are_no_samples_request(session: Session, body: bytes) -> None:
+    answer = await session.server.call("POST", f"{session.path}/samples", data=body)
+    assert answer.status == 400
+    assert answer.error
+
+
+@pytest.mark.parametrize(
+    ("metadata", "status"), [(None, 200), ({}, 200), ({"a": 1}, 200), ([], 400), ("x", 400), (1, 400)]
+)
+async def test_metadata_is_read_under_v2(tree: Session, session: Session, metadata: Any, status: int) -> None:
+    assert (await tree.samples(metadata=metadata)).status == status
+    assert (await session.samples(metadata=metadata)).status == 200
+
+
+async def test_no_records_is_an_empty_reply(session: Session, tree: Session) -> None:
+    assert (await session.get())["metadata"] == {"accumulated_token_ids": [], "max_trim_tokens": 0}
+    assert (await tree.get())["metadata"]["tree"] == {"nodes": [], "leaves": []}
+    for empty in (session, tree):
+        assert b'"empty_reason":"no_records"' in (await empty.samples()).body
+
+
+async def test_a_failed_assembly_is_a_422_in_plain_text(start_server: Any) -> None:
+    server = await start_server(version="v2", session_sample_picker_path="miles_ref.testing.doubles.raising_picker")
+    session = await server.create()
+    await session.say("u", reply("a"))
+    answer = await session.samples()
+    assert answer.status == 422
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert "raising_picker" in answer.text
