@@ -22,6 +22,7 @@ INLINE = re.compile(r"`([^`\n]+)`")
 INDENTED = re.compile(r"^ {4}(.+)$", re.MULTILINE)
 COMMAND = re.compile(r"(?:^|[\s;&|])(?:python -m miles_ref|miles-ref) ([a-z][^#|;&`]*)")
 MAKE = re.compile(r"(?:^|[\s;&|`])make ([a-z][a-z-]*)")
+QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 FLAG = re.compile(r"(?<!\S)(--[a-z][a-z-]*)")
 
 
@@ -47,7 +48,7 @@ def flags_of(command: click.Command) -> set[str]:
 
 def invocations(page: Path) -> Iterator[tuple[str, list[str]]]:
     for line in code(page):
-        for found in COMMAND.findall(line):
+        for found in COMMAND.findall(QUOTED.sub("TEXT", line)):
             yield line, found.split()
 
 
