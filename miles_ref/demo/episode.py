@@ -26,6 +26,7 @@ from miles_ref.process import ReadyProcess
 from miles_ref.sample import Sample, Status
 
 FAMILY = "qwen3"  # of DEFAULT_TOKENIZER
+START_SECONDS = 180.0  # importing torch takes long on a busy machine
 AgentMode: TypeAlias = Literal["inline", "subproc", "worker"]
 Progress: TypeAlias = Callable[[str], None]
 
@@ -99,7 +100,7 @@ def run_demo(plan: Plan, progress: Progress) -> Episode:
 
 def _start(plan: Plan, processes: contextlib.ExitStack, progress: Progress) -> DriverSettings:
     def start(*arguments: str) -> str:
-        return processes.enter_context(ReadyProcess([sys.executable, "-m", *arguments])).url
+        return processes.enter_context(ReadyProcess([sys.executable, "-m", *arguments], timeout=START_SECONDS)).url
 
     progress("starting the engine")
     engine = start("miles_ref", "engine", "--port", "0", "--seed", str(plan.seed))
