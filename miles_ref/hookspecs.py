@@ -1,6 +1,7 @@
 """The six hooks: where an implementation decides what is trained (pipeline.md; agents.md, Abort).
 
-    records --compute--> turns --truncate--> turns --fold--> leaf sample --pick--> survivors --merge--> samples --encode--> bytes
+    records --compute--> turns --truncate--> turns --fold--> leaf sample
+            --pick--> survivors --merge--> samples --encode--> bytes
 
 A plugin implements any of them with `@hookimpl`, and may take fewer arguments than the specification names. fold is not
 a hook. compute, truncate, pick, merge and encode run in the server, synchronously, and the first result is the result:
@@ -28,7 +29,7 @@ class HookSpecs:
     """Specification of the hooks; each docstring gives the rule, the types, the errors and an example."""
 
     @hookspec(firstresult=True)
-    def compute(self, chain: Chain, settings: AssemblySettings) -> Sequence[Sample] | None:  # type: ignore[empty-body]
+    def compute(self, chain: Chain, settings: AssemblySettings) -> Sequence[Sample] | None:
         """Turn the records of one chain into turns: one Sample a record, in order (pipeline.md, compute).
 
         Tokens of turn i are `chain.tokens(i)` less the trim; loss mask and log probs cover the kept output.
@@ -49,7 +50,7 @@ class HookSpecs:
         """
 
     @hookspec(firstresult=True)
-    def truncate(  # type: ignore[empty-body]
+    def truncate(
         self, turns: Sequence[Sample], max_seq_len: int | None, settings: AssemblySettings
     ) -> Sequence[Sample] | None:
         """Keep the turns that fit the budget of `max_seq_len` tokens; None keeps all (pipeline.md, truncate).
@@ -62,7 +63,7 @@ class HookSpecs:
         """
 
     @hookspec(firstresult=True)
-    def pick(self, leaf_samples: list[Sample], session_metadata: dict[str, Any]) -> list[Sample] | None:  # type: ignore[empty-body]
+    def pick(self, leaf_samples: list[Sample], session_metadata: dict[str, Any]) -> list[Sample] | None:
         """Choose which leaf samples survive, and in which order (pipeline.md, v2: pick).
 
         Pure selection: the result holds objects of `leaf_samples`, none twice, none changed. Per-token fields are plain
@@ -75,7 +76,7 @@ class HookSpecs:
         """
 
     @hookspec(firstresult=True)
-    def merge(self, leaf_samples: list[Sample], session_metadata: dict[str, Any]) -> list[Sample] | None:  # type: ignore[empty-body]
+    def merge(self, leaf_samples: list[Sample], session_metadata: dict[str, Any]) -> list[Sample] | None:
         """Finish the survivors: loss masks, rewards, metadata (pipeline.md, v2: merge).
 
         May change the samples that it is given, or return others; what it returns must be encodable (wire.md).
@@ -89,9 +90,7 @@ class HookSpecs:
         """
 
     @hookspec(firstresult=True)
-    def encode(  # type: ignore[empty-body]
-        self, samples: list[Sample], session_metadata: dict[str, Any], empty_reason: str | None
-    ) -> bytes | None:
+    def encode(self, samples: list[Sample], session_metadata: dict[str, Any], empty_reason: str | None) -> bytes | None:
         """Write the samples payload (wire.md). Raises EncodeError naming sample, field and value.
 
         >>> @hookimpl

@@ -53,9 +53,10 @@ class Sample:
     """One training sample.
 
     Per-token fields: `tokens` is the prompt and the response, int64, length L. `loss_mask` (0 or 1),
-    `rollout_log_probs` (float64, natural log), `teacher_log_probs` and `opd_reverse_kl` cover the response: the last `response_length`
-    tokens. `rollout_routed_experts` and `rollout_indexer_topk` are int32 of shape (L - 1, layers, topk). On the driver
-    the first three are lists; within assembly they may be read-only numpy arrays, which are never changed in place.
+    `rollout_log_probs` (float64, natural log), `teacher_log_probs` and `opd_reverse_kl` cover the response: the last
+    `response_length` tokens. `rollout_routed_experts` and `rollout_indexer_topk` are int32 of shape (L - 1, layers,
+    topk). On the driver the first three are lists; within assembly they may be read-only numpy arrays, which are never
+    changed in place.
 
     Source: cases.md (fields and defaults), pipeline.md (meaning).
     """

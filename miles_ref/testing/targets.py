@@ -88,7 +88,7 @@ class PluginTarget:
     def __init__(self, *, picker: str | None = None, merger: str | None = None, plugin_set: str | None = None) -> None:
         parts = [("picker", picker), ("merger", merger), ("plugin set", plugin_set)]
         self.name = ", ".join(f"{what} {name}" for what, name in parts if name)
-        self._config = {key: value for key, value in (("picker", picker), ("merger", merger)) if value}
+        self._config: dict[str, Any] = {key: value for key, value in (("picker", picker), ("merger", merger)) if value}
         self._set = plugin_set
         # A plugin that cannot be loaded is a mistake in the command, not a case that fails.
         Pipeline("v2", plugin_set=plugin_set, **self._config)

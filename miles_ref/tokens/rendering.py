@@ -177,8 +177,8 @@ class Renderer:
         `request_messages` is the whole path: the stored messages and the suffix. Where the snapshot does not begin the
         render of the stored messages, or that not the render of the whole, nothing is inherited and the branch is a
         new root. A token that the family drops at the end of a snapshot (the next opener) is in no render of the stored
-        messages: it is left aside. Raises MessageValidationError (400) for what cannot be rendered, and for a carried assistant that a
-        user message follows where the family cannot re-render it.
+        messages: it is left aside. Raises MessageValidationError (400) for what cannot be rendered, and for a carried
+        assistant that a user message follows where the family cannot re-render it.
         """
         self._check_midpath_assistants(request_messages, len(stored_messages))
         wrapped = normalize_tools(tools)

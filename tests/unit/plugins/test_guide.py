@@ -1,4 +1,4 @@
-"""docs/plugins.md says what the hooks are: its table, its examples and its list of built-in plugins are held to that."""
+"""docs/plugins.md says what the hooks are: its table, its examples and its list of plugins are held to that."""
 
 from __future__ import annotations
 

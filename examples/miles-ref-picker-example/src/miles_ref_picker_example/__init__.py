@@ -1,6 +1,6 @@
 """densest-leaf: of each tree of a session's forest, train the leaf with the largest share of generated tokens.
 
-A leaf that spent its budget on tool output teaches little; the one whose response is mostly the model's own teaches most.
+A leaf that spent its budget on tool output teaches little; one whose response is mostly the model's own teaches most.
 Ties go to the leaf that was committed first, so the choice depends on the records alone.
 """
 
