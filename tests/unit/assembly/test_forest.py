@@ -1,7 +1,7 @@
 """Random forests: what must hold of every session's samples, whatever its retries, branches, trims and budgets.
 
 A session is made as a server would make it: each turn's prompt goes on from its parent's tokens, perhaps less the last
-one, which the next turn's template rendered itself (tokens.md, max_trim_tokens 1). All values are exact.
+one or two, which the next turn's template rendered itself (tokens.md, max_trim_tokens). All values are exact.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from miles_ref.plugins import Assembly, Pipeline
@@ -22,6 +22,7 @@ from miles_ref.testing.cases import Case, parse_case
 from miles_ref.testing.kinds.assemble import assemble
 
 MAX_NODES = 40
+MAX_TRIM = 2
 Trained = Counter[tuple[int, int]]
 
 
@@ -30,7 +31,7 @@ class Shape:
     """How one turn comes about: after which node, what it trims, adds and says, and how it ends."""
 
     parent: int
-    trim: bool
+    trim: int
     observation: int
     output: int
     finish_reason: str
@@ -40,7 +41,7 @@ SHAPES = st.lists(
     st.builds(
         Shape,
         parent=st.integers(-1, MAX_NODES),
-        trim=st.booleans(),
+        trim=st.integers(0, MAX_TRIM),
         observation=st.integers(1, 3),
         output=st.integers(1, 4),
         finish_reason=st.sampled_from(["stop", "stop", "stop", "tool_calls", "length"]),
@@ -59,8 +60,8 @@ def nodes_of(shapes: list[Shape]) -> list[dict[str, Any]]:
         if parent is not None and nodes[parent]["record"]["response"]["choices"][0]["finish_reason"] == "length":
             parent = None  # a server answers 409; the agent starts again
         before = [] if parent is None else nodes[parent]["token_ids"]
-        if parent is not None and shape.trim:
-            before = before[:-1]
+        if parent is not None:
+            before = before[: len(before) - min(shape.trim, len(completion_of(nodes[parent])))]
         prompt = before + [next(fresh) for _ in range(shape.observation)]
         output = [next(fresh) for _ in range(shape.output)]
         meta = {"output_token_logprobs": [[-token / 1024, token] for token in output]}
@@ -83,7 +84,7 @@ def nodes_of(shapes: list[Shape]) -> list[dict[str, Any]]:
 
 def session(nodes: list[dict[str, Any]], max_seq_len: int | None, agent: Any = None) -> Case:
     given = {"nodes": nodes, "max_seq_len": max_seq_len, "agent": agent}
-    config = {"max_trim_tokens": 1}
+    config = {"max_trim_tokens": MAX_TRIM}
     expect = {"samples": [], "empty_reason": None}
     return parse_case(
         {"id": "forest", "kind": "assemble", "version": "v2", "config": config, "input": given, "expect": expect}
@@ -122,6 +123,7 @@ def trained_by(nodes: list[dict[str, Any]], sample: Any) -> Trained:
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(SHAPES, st.none() | st.integers(1, 60), st.sampled_from(["drop-retries", "keep-all", "longest"]))
+@example([Shape(-1, 0, 1, 3, "stop"), Shape(0, 2, 1, 2, "stop"), Shape(0, 2, 1, 2, "stop")], None, "keep-all")
 def test_every_kept_token_of_a_surviving_path_is_trained_exactly_once(
     shapes: list[Shape], budget: int | None, picker: str
 ) -> None:
@@ -205,7 +207,7 @@ print(hashlib.sha256(pipeline.encode(assemble(parse_case(json.load(sys.stdin)), 
 
 
 def test_the_hash_seed_decides_nothing() -> None:
-    shapes = [Shape(at // 2 - 1, at % 3 == 0, 1 + at % 3, 1 + at % 4, "stop") for at in range(20)]
+    shapes = [Shape(at // 2 - 1, at % 3, 1 + at % 3, 1 + at % 4, "stop") for at in range(20)]
     raw = json.dumps(session(nodes_of(shapes), 30, {"rewards": {"r1": 1}, "x": {"b": 1, "a": 2}}).raw)
     digests = set()
     for seed in ("0", "1", "4242"):
