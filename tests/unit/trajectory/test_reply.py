@@ -1,0 +1,85 @@
+"""What is read of a backend's reply, and what of it is kept (session-http.md, A turn)."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from miles_ref.errors import GenerationAbortedError, UpstreamResponseError
+from miles_ref.trajectory.reply import read_reply
+
+
+def recorded(reply: Any) -> bytes:
+    """The record's form of a reply."""
+    texts = {name: base64.b64encode(data) for name, data in reply.payloads.items()}
+    return b"".join(piece if isinstance(piece, bytes) else texts[piece] for piece in reply.pieces)
+
+
+def test_a_reply_without_payloads_goes_on_as_it_is(toys: Any) -> None:
+    body = json.dumps(toys.reply("ü"), indent=2).encode()
+    reply = read_reply(body)
+    assert reply.client_body == body
+    assert json.loads(recorded(reply)) == toys.reply("ü")
+
+
+def test_payloads_are_decoded_and_put_back(toys: Any) -> None:
+    text = base64.b64encode(b"rows").decode()
+    body = toys.reply("a", routed_experts=text, indexer_topk=text, other={"routed_experts": "kept"})
+    reply = read_reply(json.dumps(body).encode())
+    assert reply.payloads == {"routed_experts": b"rows", "indexer_topk": b"rows"}
+    assert b"rows" not in b"".join(piece for piece in reply.pieces if isinstance(piece, bytes))
+    assert json.loads(recorded(reply)) == body
+    client = json.loads(reply.client_body)
+    meta = body["choices"][0]["meta_info"]
+    del meta["routed_experts"], meta["indexer_topk"]
+    assert client == body
+
+
+@pytest.mark.parametrize("text", ["miles-ref:payload:routed_experts", "a\\/b"])
+def test_a_payload_may_be_spelled_in_odd_ways(toys: Any, text: str) -> None:
+    body = json.dumps(toys.reply("a", routed_experts="QUJD", note=text)).replace('"QUJD"', '"QU\\u004aD"').encode()
+    reply = read_reply(body)
+    assert reply.payloads == {"routed_experts": b"ABC"}
+    assert json.loads(recorded(reply))["choices"][0]["meta_info"]["routed_experts"] == "QUJD"
+
+
+def test_a_duplicate_key_counts_once(toys: Any) -> None:
+    body = (
+        json.dumps(toys.reply("a"))
+        .replace('"completion_tokens"', '"routed_experts": "AAAA", "routed_experts"')
+        .encode()
+    )
+    with pytest.raises(UpstreamResponseError, match="completion_tokens"):
+        read_reply(body)
+
+
+def test_numbers_of_any_size_survive(toys: Any) -> None:
+    body = json.dumps(toys.reply("a", big=2**100)).encode()
+    assert str(2**100).encode() in recorded(read_reply(body))
+
+
+def test_infinities_are_texts_in_the_record_only(toys: Any) -> None:
+    body = toys.reply("a", ids=[97], routed_experts="QUJD", input_token_logprobs=[[float("-inf"), 5]])
+    body["choices"][0]["meta_info"]["output_token_logprobs"][0][0] = float("-inf")
+    reply = read_reply(json.dumps(body).encode())
+    meta = json.loads(recorded(reply))["choices"][0]["meta_info"]
+    assert meta["output_token_logprobs"][0][0] == "-inf"
+    assert meta["input_token_logprobs"] == [["-inf", 5]]
+    assert meta["routed_experts"] == "QUJD"
+    client = json.loads(reply.client_body)["choices"][0]["meta_info"]
+    assert client["output_token_logprobs"][0][0] == float("-inf")
+    assert "routed_experts" not in client
+
+
+def test_an_abort_needs_nothing_else() -> None:
+    with pytest.raises(GenerationAbortedError):
+        read_reply(b'{"choices": [{"finish_reason": "abort"}]}')
+
+
+@pytest.mark.parametrize("calls", [None, [], [{"id": "c"}, "odd"]])
+def test_the_event_has_an_index_in_each_call(toys: Any, calls: Any) -> None:
+    reply = read_reply(json.dumps(toys.reply("a", message={"tool_calls": calls})).encode())
+    event = json.loads(reply.event_stream().split(b"\n\n")[0].removeprefix(b"data: "))
+    delta = event["choices"][0]["delta"]
+    assert delta.get("tool_calls") == ([{"id": "c", "index": 0}, "odd"] if calls else None)
