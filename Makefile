@@ -24,7 +24,7 @@ demo: $(ENGINE)
 	$(BIN)/miles-ref demo $(ARGS)
 
 test: $(TEST)
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 check: $(TEST)
 	$(BIN)/ruff check .
