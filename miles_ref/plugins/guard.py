@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -93,14 +93,18 @@ class Implementation:
         """The error that says what the implementation raised, and where."""
         frames = traceback.extract_tb(error.__traceback__)
         at = f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        return self.refusal(f"raised {type(error).__name__}: {error}{at}")
+        try:
+            words = str(error)
+        except Exception:  # it is the plugin's code too
+            words = "an error that cannot be shown"
+        return self.refusal(f"raised {type(error).__name__}: {words}{at}")
 
     def refusal(self, what: str) -> PluginError:
         """The error that says what the implementation did wrong."""
         return PluginError(f"{self}: {what}. {_GO_ON}")
 
-    def sequence(self, result: Any) -> Sequence[Any]:
-        """`result`, if it is a list or a tuple. Raises PluginError; an awaitable or generator is closed."""
+    def members(self, result: Any) -> list[Any]:
+        """The members of a list or a tuple. Raises PluginError for all else; an awaitable or generator is closed."""
         if result is None:
             raise self.refusal("returned None; return a list, an empty one if nothing is chosen")
         if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -109,14 +113,22 @@ class Implementation:
                 close()
             kind = "an awaitable" if inspect.isawaitable(result) else "a generator"
             raise self.refusal(f"returned {kind} ({type(result).__name__}); hooks run synchronously and return a list")
-        if isinstance(result, str | bytes | bytearray) or not isinstance(result, Sequence):
-            raise self.refusal(f"returned {type(result).__name__} {result!r:.80}; return a list")
-        return result
+        if not isinstance(result, list | tuple):
+            raise self.refusal(f"returned {_shown(result)}; return a list")
+        return list(result)
 
 
 _GO_ON = (
     "The session is unchanged and can be collected again; fix the plugin, or choose another (miles-ref plugins list)"
 )
+
+
+def _shown(value: Any) -> str:
+    """A plugin's value for a message, also if its repr is broken."""
+    try:
+        return f"{type(value).__name__} {value!r:.80}"
+    except Exception:
+        return type(value).__name__
 
 
 def implementations(origin: Origin, plugin: Any, *, trusted: bool = False) -> dict[str, Implementation]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from miles_ref.hookspecs import hookimpl
 from miles_ref.plugins.guard import Implementation
-from miles_ref.plugins.plain import changed_field, plain, plain_sample
+from miles_ref.plugins.plain import changed_field, plain, plain_sample, same
 from miles_ref.records import AssemblySettings, Chain
 from miles_ref.sample import Sample
 
@@ -138,10 +138,10 @@ class _Guarded:
 
 def _samples(one: Implementation, result: Any) -> list[Sample]:
     """A result of samples, no object twice. Raises PluginError."""
-    samples = list(one.sequence(result))
+    samples = one.members(result)
     for at, sample in enumerate(samples):
         if not isinstance(sample, Sample):
-            raise one.refusal(f"returned {type(sample).__name__} {sample!r:.80} at index {at}; return samples")
+            raise one.refusal(f"returned {type(sample).__name__} at index {at}; return samples")
     if len({id(sample) for sample in samples}) < len(samples):
         raise one.refusal("returned the same sample twice; return a copy where two are meant")
     return samples
@@ -151,7 +151,7 @@ def _selection(one: Implementation, given: Sequence[Sample], result: Any) -> lis
     """Which of the given samples a result selects, in its order. Raises PluginError for anything but a selection."""
     places = {id(sample): at for at, sample in enumerate(given)}
     chosen: list[int] = []
-    for at, sample in enumerate(one.sequence(result)):
+    for at, sample in enumerate(one.members(result)):
         place = places.get(id(sample))
         if place is None:
             raise one.refusal(
@@ -164,5 +164,5 @@ def _selection(one: Implementation, given: Sequence[Sample], result: Any) -> lis
 
 
 def _check_unchanged(one: Implementation, given: Any, original: dict[str, Any]) -> None:
-    if given != plain(original):
+    if not same(given, plain(original)):
         raise one.refusal("changed session_metadata, which goes to the driver as the server has it")

@@ -61,26 +61,26 @@ class Pipeline:
         if version != "v2" and (picker or merger):
             raise UsageError("a picker or a merger needs v2: --use-session-server v2")
         self.version = version
-        guard = Guard(clock, slow_after)
+        self._guard = Guard(clock, slow_after)
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(HookSpecs)
         self.active: list[Implementation] = []
         """What is registered, in order."""
         catalogue = catalogue or Catalogue()
-        self._register(guard, catalogue.plugin_set(version).hooks)
+        self._register(catalogue.plugin_set(version).hooks)
         if plugin_set is not None:
-            self._register(guard, catalogue.plugin_set(plugin_set).hooks)
+            self._register(catalogue.plugin_set(plugin_set).hooks)
         if installed_aborts:
             for plugin in catalogue.installed():
                 if "abort" in plugin.hooks and plugin.name != plugin_set:
-                    self._register(guard, {"abort": plugin.hooks["abort"]})
+                    self._register({"abort": plugin.hooks["abort"]})
         for choice, hook in ((picker, "pick"), (merger, "merge")):
             if choice is not None:
-                self._register(guard, {hook: catalogue.implementation(choice, hook)})
+                self._register({hook: catalogue.implementation(choice, hook)})
 
-    def _register(self, guard: Guard, hooks: Mapping[str, Implementation]) -> None:
+    def _register(self, hooks: Mapping[str, Implementation]) -> None:
         self.active += hooks.values()
-        self._manager.register(guard.plugin(hooks))
+        self._manager.register(self._guard.plugin(hooks))
 
     def asked(self) -> list[Implementation]:
         """The implementations that are asked: of a hook the one registered last, of abort all."""
@@ -129,10 +129,11 @@ class Pipeline:
         errors: list[Exception] = []
         for run in runs:
             try:
-                async with asyncio.timeout(time_limit):
+                async with asyncio.timeout(time_limit) as limit:
                     await run()
             except Exception as error:  # one that fails does not stop the others
-                errors.append(error)
+                late = f"{run.implementation}: not done after {time_limit:g} s"
+                errors.append(TimeoutError(late) if limit.expired() else error)
         if errors:
             raise ExceptionGroup(f"{len(errors)} of {len(runs)} implementations of abort failed", errors)
 

@@ -19,6 +19,7 @@ from miles_ref.sample import Sample
 from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, decode_samples_and_merge_input_sample
 
 _TIMEOUT = 60.0  # seconds
+_WIDTH = 1000  # a line a node; a terminal may break it, rich would do it in the tree's middle
 
 
 @click.command()
@@ -35,9 +36,9 @@ def tree_command(source: str) -> None:
         raise click.ClickException(f"{source}: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
         raise click.ClickException(f"{source}: no dump of a session: {type(error).__name__} {error}") from error
-    console = Console()
+    console = Console(width=_WIDTH)
     for root in draw(stories):
-        console.print(root, no_wrap=True, overflow="ignore", crop=False)
+        console.print(root)
     if not stories:
         console.print("no turn was committed")
 

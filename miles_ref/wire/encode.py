@@ -101,7 +101,7 @@ def _strict(value: Any, spec: ValueSpec, where: str) -> npt.NDArray[Any] | RowVi
         return value
     if isinstance(value, list | tuple) or not hasattr(value, "__array__"):
         raise EncodeError(f"{where} is a {type(value).__name__}, not an array of {spec.dtype}")
-    array = np.asarray(value)
+    array = _from_array(value, where)
     if array.dtype.name != spec.dtype:
         raise EncodeError(f"{where} has dtype {array.dtype}; {spec.dtype} is written, and nothing is converted to it")
     if array.ndim != spec.rank:
@@ -116,16 +116,21 @@ def _as_array(value: Any, where: str) -> npt.NDArray[Any]:
     if isinstance(value, str | bytes) or not (hasattr(value, "__array__") or isinstance(value, Sequence)):
         raise EncodeError(f"{where} is {value!r:.80}, not a list of numbers")
     if hasattr(value, "__array__"):
-        return np.asarray(value)
+        return _from_array(value, where)
     kinds = set(map(type, value))
     if kinds == {int} or kinds == {float}:
         try:
             return np.array(value, dtype=np.int64 if kinds == {int} else np.float64)
         except OverflowError:
             pass
-    objects = np.empty(len(value), dtype=object)
-    objects[:] = value
-    return objects
+    return np.fromiter(value, dtype=object, count=len(value))
+
+
+def _from_array(value: Any, where: str) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except Exception as error:  # another library's own conversion, such as of a tensor on a device
+        raise EncodeError(f"{where} is a {type(value).__name__} that is no numpy array: {error}") from error
 
 
 def _converted(array: npt.NDArray[Any], dtype: np.dtype[Any], where: str) -> npt.NDArray[Any]:
