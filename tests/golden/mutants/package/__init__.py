@@ -1,0 +1,102 @@
+"""Mutants of the package itself, for the kinds that the oracle cannot play: http, worker, and the laws.
+
+`<room>.toml` holds them as patches of miles_ref's source. Each is a patched copy of the package in a folder of its own,
+put before the real one on the path of fresh interpreters, so that servers, workers and their children are mutated alike.
+A patch whose `old` text is no longer there is an error, so none goes stale unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.golden.mutants import GOLDEN, Mutant, Patch
+
+PACKAGE = GOLDEN.parent.parent / "miles_ref"
+ROOMS = {"server": "http", "worker": "worker", "laws": "assemble"}
+"""The kind of case that judges each room's mutants."""
+
+# Short timeouts: a mutant that hangs fails all the same.
+_RUN = """
+import json, sys
+from miles_ref.testing.cases import load_cases
+from miles_ref.testing.check import judge
+from miles_ref.testing.kinds import http, worker
+from miles_ref.testing.targets import ReferenceTarget
+http.TIMEOUT, http.UNTIL_TIMEOUT = 4.0, 3.0
+worker.UNTIL_TIMEOUT, worker.REPLY_TIMEOUT, worker.GONE_TIMEOUT = 6.0, 30.0, 4.0
+wanted = set(json.load(sys.stdin))
+target = ReferenceTarget()
+failed = [case.id for case in load_cases(sys.argv[1:]) if case.id in wanted and judge(case, target).bad]
+print("failed:" + json.dumps(failed), flush=True)
+try:
+    target.close()
+finally:
+    import os
+    os._exit(0)
+"""
+
+
+def mutants() -> list[Mutant]:
+    """All mutants, by room."""
+    found = []
+    for file in sorted(Path(__file__).parent.glob("*.toml")):
+        for entry in tomllib.loads(file.read_text(encoding="utf-8"))["mutant"]:
+            patches = tuple(Patch(**patch) for patch in entry["patch"])
+            found.append(Mutant(entry["name"], file.stem, entry["description"], patches))
+    return found
+
+
+def hand_cases(room: str | None = None) -> list[dict[str, Any]]:
+    """The hand-made cases that judge a room's mutants, or those of all rooms."""
+    cases: list[dict[str, Any]] = []
+    for folder in ("v1/http", "v2/http", "v2/laws", "worker"):
+        for file in sorted((GOLDEN / folder).rglob("*.json")):
+            cases += json.loads(file.read_text(encoding="utf-8"))
+    return [case for case in cases if room is None or case["kind"] == ROOMS[room]]
+
+
+@contextmanager
+def patched(mutant: Mutant) -> Iterator[Path]:
+    """A folder with the mutated package in it. Raises LookupError for a patch that no longer fits."""
+    with TemporaryDirectory(prefix=f"mutant-{mutant.name}-") as folder:
+        copy = Path(folder) / PACKAGE.name
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "golden"))
+        for patch in mutant.patches:
+            file = copy / patch.file
+            source = file.read_text(encoding="utf-8")
+            if patch.old not in source:
+                raise LookupError(f"mutant {mutant.name}: {patch.file} no longer holds {patch.old!r}; write it anew")
+            file.write_text(source.replace(patch.old, patch.new), encoding="utf-8")
+        yield Path(folder)
+
+
+def killers(mutant: Mutant, cases: Sequence[dict[str, Any]], timeout: float = 900.0) -> list[str]:
+    """The ids of the cases that fail on the mutant. One that cannot even start fails all of them."""
+    ids = [case["id"] for case in cases]
+    with patched(mutant) as folder:
+        paths = [str(GOLDEN / name) for name in ("v1/http", "v2/http", "v2/laws", "worker")]
+        done = subprocess.run(
+            [sys.executable, "-c", _RUN, *paths],
+            input=json.dumps(ids),
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("failed:")]
+    if not lines:
+        return ids
+    failed: list[str] = json.loads(lines[-1].removeprefix("failed:"))
+    return failed
