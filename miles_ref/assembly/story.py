@@ -108,9 +108,8 @@ def _default_survivors(forest: Forest, leaves: Iterable[int]) -> set[int]:
 def _why_not(forest: Forest, node_id: int, *, told_by_samples: bool) -> str:
     if not forest.is_superseded(node_id):
         return "truncated away, or not picked"
-    later = forest.later_siblings(node_id)
-    fate = f"given up by a retry: its sibling #{later[0]} was committed later"
-    node, longest = forest.nodes[node_id], forest.longest_leaf(later)
+    fate = f"given up by a retry: its sibling #{forest.later_siblings(node_id)[0]} was committed later"
+    node, longest = forest.nodes[node_id], forest.longest_later(node_id)
     if node["num_tokens"] > longest and not told_by_samples:
         return f"{fate}, but it is longer ({node['num_tokens']} tokens) than what follows ({longest}): 422"
     return fate

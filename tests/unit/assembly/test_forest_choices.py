@@ -175,7 +175,7 @@ def test_the_forest_knows_its_shape() -> None:
     assert forest.later_siblings(1) == [3]
     assert forest.later_siblings(0) == []
     assert [forest.is_superseded(node_id) for node_id in range(5)] == [False, True, False, False, False]
-    assert forest.longest_leaf([3]) == 15
+    assert forest.longest_later(1) == 15
 
 
 def test_the_story_of_a_dump_and_of_a_reply(samples: list[Sample], session: dict[str, Any]) -> None:

@@ -66,7 +66,7 @@ LOOP.append(LOOP)
         ({"a": np.int64(3)}, r"it\.a is a numpy\.int64"),
         ({"a": np.zeros(3)}, r"it\.a is a numpy array of float64"),
         ({"a": np.zeros((2, 2), dtype=np.int64)}, r"it\.a is a numpy array"),
-        (LOOP, "nested more than 200"),
+        (LOOP, "nested more than 220"),
     ],
 )
 def test_what_is_no_json_value_is_refused_with_its_path(value: Any, path: str) -> None:
