@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from miles_ref.errors import CaseError, MilesRefError
 from miles_ref.testing.cases import Case
 from miles_ref.testing.programs import ProgramError
+from miles_ref.testing.servers import config_key
 from miles_ref.testing.targets import Target
 from miles_ref.testing.verdict import Outcome, Verdict
 
@@ -70,6 +71,7 @@ def run_all(cases: Sequence[Case], target: Target) -> Iterator[Verdict]:
             yield verdict
             if verdict.bad:
                 return
-    for case in cases:
-        if SMOKE not in case.tags:
-            yield judge(case, target)
+    # Cases that one server can serve come together, so that none is started twice.
+    rest = [case for case in cases if SMOKE not in case.tags]
+    for case in sorted(rest, key=lambda case: config_key(case.version, case.config) if case.kind == "http" else ""):
+        yield judge(case, target)

@@ -6,6 +6,7 @@ A case's config names them as `miles_ref.testing.doubles.NAME`.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -97,4 +98,35 @@ def forgetful_merger(leaf_samples: list[Sample]) -> Any:
 def short_mask_merger(leaf_samples: list[Sample]) -> list[Sample]:
     for sample in leaf_samples:
         sample.loss_mask = list(sample.loss_mask)[:-1]
+    return leaf_samples
+
+
+def key_dropping_merger(leaf_samples: list[Sample]) -> list[Sample]:
+    for sample in leaf_samples:
+        sample.metadata["accumulated_token_ids"] = []
+    return leaf_samples
+
+
+def train_all_merger(leaf_samples: list[Sample]) -> list[Sample]:
+    """Shared completions are trained in every sample."""
+    return leaf_samples
+
+
+def train_nothing_merger(leaf_samples: list[Sample]) -> list[Sample]:
+    for sample in leaf_samples:
+        sample.loss_mask = [0] * sample.response_length
+    return leaf_samples
+
+
+_CALLS = itertools.count()
+
+
+def counting_merger(leaf_samples: list[Sample]) -> list[Sample]:
+    """The result depends on how often it was asked."""
+    leaf_samples[0].metadata["calls"] = next(_CALLS)
+    return leaf_samples
+
+
+def unwritable_merger(leaf_samples: list[Sample]) -> list[Sample]:
+    leaf_samples[0].metadata["reason"] = float("nan")
     return leaf_samples

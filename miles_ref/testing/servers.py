@@ -25,6 +25,9 @@ from miles_ref.testing.kinds.http import RunningServer
 from miles_ref.testing.loop_thread import LoopThread
 from miles_ref.testing.programs import Program, free_port, healthy
 
+MOST_PROCESSES = 4
+"""Started servers that are kept at a time."""
+
 _SWITCHES = {
     "routed_experts": ("--use-rollout-routing-replay",),
     "indexer_topk": ("--use-rollout-indexer-replay",),
@@ -134,7 +137,7 @@ async def _serve(server: SessionServer) -> web.AppRunner:
 
 
 class StartedServers:
-    """Servers of a command line, one process for each version and config.
+    """Servers of a command line, one process for each version and config, the last few kept.
 
     In the command, {port}, {backend} (its base URL), {version}, {tokenizer} and {family} are replaced, and the flags of
     the contract stand at {flags}, or at the end where no such place is named.
@@ -155,8 +158,15 @@ class StartedServers:
     def get(self, version: str, config: Mapping[str, Any]) -> RunningServer:
         key = config_key(version, config)
         if key not in self._running:
+            while len(self._running) >= MOST_PROCESSES:
+                self._end(next(iter(self._running)))
             self._running[key] = self._start(version, config)
         return self._running[key][0]
+
+    def _end(self, key: str) -> None:
+        server, program = self._running.pop(key)
+        program.close()
+        server.backend.close()
 
     def _start(self, version: str, config: Mapping[str, Any]) -> tuple[RunningServer, Program]:
         backend = CaseBackend(self._thread)
@@ -175,10 +185,8 @@ class StartedServers:
         return RunningServer(url, backend), program
 
     def close(self) -> None:
-        for server, program in self._running.values():
-            program.close()
-            server.backend.close()
-        self._running.clear()
+        for key in list(self._running):
+            self._end(key)
         self._thread.close()
 
 

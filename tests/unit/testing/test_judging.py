@@ -1,0 +1,352 @@
+"""Every runner reports a case whose expectation was altered; targets, smoke and selection behave."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from miles_ref.errors import CaseError, UsageError
+from miles_ref.testing.cases import Case, parse_case
+from miles_ref.testing.check import judge, run_all, select
+from miles_ref.testing.check_command import check_command, report_command
+from miles_ref.testing.corpus import corpus_root
+from miles_ref.testing.programs import ProgramError
+from miles_ref.testing.servers import command_line, server_flags
+from miles_ref.testing.targets import PluginTarget, ProgramTarget, ReferenceTarget, choose_target
+from miles_ref.testing.verdict import Outcome
+
+ROOT = corpus_root()
+DOUBLES = "miles_ref.testing.doubles"
+
+
+def raw(file: str, case_id: str) -> dict[str, Any]:
+    """A copy of one case of the corpus."""
+    cases: list[dict[str, Any]] = json.loads((ROOT / file).read_text())
+    return copy.deepcopy(next(case for case in cases if case["id"] == case_id))
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[ReferenceTarget]:
+    target = ReferenceTarget()
+    yield target
+    target.close()
+
+
+def altered(file: str, case_id: str, *path: Any, to: Any) -> Case:
+    """A case of the corpus with one value of it replaced."""
+    case = raw(file, case_id)
+    holder: Any = case
+    for key in path[:-1]:
+        holder = holder[key]
+    assert holder[path[-1]] != to
+    holder[path[-1]] = to
+    return parse_case(case)
+
+
+ALTERED = {
+    "assemble": ("v1/truncate/walk.json", None, ("expect", "empty_reason"), "altered"),
+    "encode": ("wire/encode/values.json", None, None, None),
+    "decode": ("wire/decode/fields.json", None, None, None),
+    "match": ("tokens/match/calls.json", None, None, None),
+}
+
+
+@pytest.mark.parametrize("kind", ["assemble", "encode", "decode", "match"])
+def test_an_altered_expectation_of_data_is_reported(kind: str, reference: ReferenceTarget) -> None:
+    cases = json.loads((ROOT / "vectors" / ("assemble.json" if kind == "assemble" else "codec.json")).read_text())
+    case = next(one for one in cases if one["kind"] == kind and "error" not in one["expect"])
+    assert judge(parse_case(case), reference).outcome is Outcome.PASSED
+    spoiled = copy.deepcopy(case)
+    key = {"assemble": "empty_reason", "encode": "payload", "decode": "empty_reason", "match": "match"}[kind]
+    spoiled["expect"][key] = "altered"
+    assert judge(parse_case(spoiled), reference).outcome is Outcome.FAILED
+    refused = {**case, "expect": {"error": 422 if kind == "assemble" else "refused", "mentions": []}}
+    assert judge(parse_case(refused), reference).outcome is Outcome.FAILED
+
+
+HTTP = ("v1/http/life.json", "v1/http/get-shows-the-record")
+
+
+@pytest.mark.parametrize(
+    ("step", "path", "value"),
+    [
+        (0, ("status",), 201),
+        (1, ("status",), 204),
+        (2, ("body", "session_id"), "other"),
+        (2, ("body", "records", 0, "$exact", "status_code"), True),
+        (2, ("body", "records", 0, "$exact", "request", "input_ids"), {"$ids": ["other"]}),
+        (2, ("body", "metadata", "$exact", "max_trim_tokens"), 1),
+        (2, ("headers",), {"content-type": None}),
+        (2, ("text_mentions",), ["never said"]),
+        (2, ("content_type",), "text/plain"),
+        (1, ("backend_request",), None),
+        (1, ("backend_request",), {"model": "other"}),
+        (1, ("backend_request",), {"headers": {"x-smg-routing-key": None}}),
+        (1, ("sse",), ["[DONE]"]),
+        (1, ("samples",), {"samples": [], "empty_reason": None}),
+    ],
+)
+def test_an_altered_expectation_of_http_is_reported(
+    step: int, path: tuple[Any, ...], value: Any, reference: ReferenceTarget
+) -> None:
+    case = raw(*HTTP)
+    holder = case["input"]["steps"][step]["expect"]
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    verdict = judge(parse_case(case), reference)
+    assert verdict.outcome is Outcome.FAILED
+    assert verdict.details[0].startswith(f"step {step} ")
+
+
+def test_altered_samples_over_http_are_reported(reference: ReferenceTarget) -> None:
+    case = raw("v1/http/samples.json", "v1/http/samples-null-budget")
+    case["input"]["steps"][2]["expect"]["samples"]["samples"][0]["loss_mask"] = [1, 0]
+    verdict = judge(parse_case(case), reference)
+    assert verdict.outcome is Outcome.FAILED
+    assert "loss_mask[1]" in verdict.details[0]
+
+
+def test_a_job_that_is_never_joined_is_reported(reference: ReferenceTarget) -> None:
+    case = raw("v1/http/races.json", "v1/http/two-turns-at-once")
+    case["input"]["steps"] = [step for step in case["input"]["steps"] if step["do"] != "join"][:4]
+    assert "never joins" in judge(parse_case(case), reference).details[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("status",), 201),
+        (("body", "outcome"), {"$exact": {"kind": "ok", "value": "other"}}),
+        (("text_mentions",), ["never said"]),
+        (("headers",), {"content-type": "text/plain"}),
+    ],
+)
+def test_an_altered_expectation_of_a_worker_is_reported(
+    path: tuple[str, ...], value: Any, reference: ReferenceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miles_ref.testing.kinds.worker.UNTIL_TIMEOUT", 1.0)
+    case = raw("worker/outcomes.json", "worker/outcomes/ok")
+    holder = case["input"]["steps"][1]["step"]["expect"]
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    assert judge(parse_case(case), reference).outcome is Outcome.FAILED
+
+
+LAW_BREAKERS = [
+    ("picker", "repeating_picker", "selects-only"),
+    ("picker", "inventing_picker", "selects-only"),
+    ("picker", "rewriting_picker", "inputs-untouched"),
+    ("picker", "raising_picker", "total"),
+    ("merger", "short_mask_merger", "lengths-agree"),
+    ("merger", "key_dropping_merger", "server-keys-kept"),
+    ("merger", "train_all_merger", "exactly-once"),
+    ("merger", "train_nothing_merger", "exactly-once"),
+    ("merger", "counting_merger", "deterministic"),
+    ("merger", "unwritable_merger", "encodable"),
+]
+
+
+@pytest.mark.parametrize(("role", "name", "law"), LAW_BREAKERS)
+def test_a_broken_law_is_reported(role: str, name: str, law: str) -> None:
+    target = PluginTarget(**{role: f"{DOUBLES}.{name}"})
+    case = raw("v2/laws/forests.json", "v2/laws/branches")
+    details = judge(parse_case(case), target).details
+    assert any(detail.startswith(f"{law}: ") for detail in details), details
+
+
+def test_a_good_plugin_breaks_no_law() -> None:
+    target = PluginTarget(picker=f"{DOUBLES}.latest_first", merger=f"{DOUBLES}.tagging_merger")
+    case = raw("v2/laws/forests.json", "v2/laws/two-roots")
+    assert judge(parse_case(case), target).details == ()
+
+
+def test_exact_values_say_nothing_about_a_picker() -> None:
+    case = parse_case(raw("v1/http/life.json", "v1/http/health"))
+    assert judge(case, PluginTarget(picker=f"{DOUBLES}.latest_first")).outcome is Outcome.SKIPPED
+
+
+# Selection and order
+
+
+class Scripted:
+    """A target that fails the cases it is told to."""
+
+    name = "scripted"
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+        self.ran: list[str] = []
+
+    def refusal(self, case: Case) -> str | None:
+        return None
+
+    def run(self, case: Case) -> list[str]:
+        self.ran.append(case.id)
+        return ["differs"] if case.id in self.failing else []
+
+    def close(self) -> None:
+        pass
+
+
+def match_case(name: str, *tags: str) -> Case:
+    return Case(id=name, kind="match", input={}, expect={}, tags=tags)
+
+
+def test_smoke_comes_first_and_ends_a_miswired_run() -> None:
+    cases = [match_case("a"), match_case("b", "smoke"), match_case("c", "smoke")]
+    target = Scripted()
+    assert [verdict.case_id for verdict in run_all(cases, target)] == ["b", "c", "a"]
+    target = Scripted("b")
+    assert [verdict.case_id for verdict in run_all(cases, target)] == ["b"]
+    target = Scripted("a")
+    assert [verdict.outcome for verdict in run_all(cases, target)][-1] is Outcome.FAILED
+
+
+def test_a_pattern_that_matches_nothing_is_an_error() -> None:
+    assert [case.id for case in select([match_case("a/b"), match_case("c/d")], ["a/*"])] == ["a/b"]
+    with pytest.raises(CaseError, match="matches no case"):
+        select([match_case("a/b")], ["a/*", "x/*"])
+
+
+def test_an_implementation_that_crashes_is_a_verdict() -> None:
+    class Crashing(Scripted):
+        def run(self, case: Case) -> list[str]:
+            raise ZeroDivisionError("oh")
+
+    verdict = judge(match_case("a"), Crashing())
+    assert (verdict.outcome, verdict.details) == (Outcome.ERROR, ("ZeroDivisionError: oh",))
+
+
+# Targets
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target": "server:prog"},
+        {"target": "server:"},
+        {"target": "nothing:prog"},
+        {"target": "http://127.0.0.1:1"},
+        {"target": "program:x", "picker": "y"},
+        {"target": "program:x", "backend_listen": "127.0.0.1:1"},
+        {"target": "http://127.0.0.1:1", "backend_listen": "0.0.0.0:80"},
+    ],
+)
+def test_options_that_contradict_each_other(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        choose_target(**options)
+
+
+def test_a_config_becomes_flags() -> None:
+    config = {"tokenizer": "else", "family": "glm47", "routed_experts": True, "num_layers": 2, "flags": ["--x", "1"]}
+    assert server_flags("v2", config) == [
+        *("--use-session-server", "v2", "--hf-checkpoint", "else", "--tito-model", "glm47"),
+        *("--use-rollout-routing-replay", "--num-layers", "2", "--x", "1"),
+    ]
+
+
+def test_places_of_a_command_are_filled() -> None:
+    words = command_line("run -p {port} {flags} --last {backend}/", "v1", {"tokenizer": "t"}, 7, "http://b")
+    assert words == ["run", "-p", "7", "--use-session-server", "v1", "--hf-checkpoint", "t", "--last", "http://b/"]
+    assert command_line("run {version}", "v2", {}, 7, "b")[:2] == ["run", "v2"]
+
+
+PROGRAM = """
+import json, sys
+for line in sys.stdin:
+    said = json.loads(line)
+    if "hello" in said:
+        answer = {"hello": 1, "name": "test", "kinds": ["match"]}
+    else:
+        case = said["case"]
+        assert "expect" not in case
+        answer = {"id": case["id"], **ANSWERS.get(case["id"], {"observed": {"match": True}})}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def program(tmp_path: Path, answers: dict[str, Any]) -> ProgramTarget:
+    script = tmp_path / "program.py"
+    script.write_text(f"ANSWERS = {answers!r}\n{PROGRAM}")
+    return ProgramTarget(f"{sys.executable} {script}")
+
+
+def test_a_program_is_judged_by_its_lines(tmp_path: Path) -> None:
+    answers = {"wrong": {"observed": {"match": False}}, "left": {"skip": "not yet"}, "odd": {}, "other": {"id": "x"}}
+    target = program(tmp_path, answers)
+    try:
+        outcomes = {
+            name: judge(
+                Case(id=name, kind="match", input={}, expect={"match": True}, raw={"id": name, "kind": "match"}), target
+            )
+            for name in ("right", "wrong", "left", "odd", "other")
+        }
+        assert {name: str(verdict.outcome) for name, verdict in outcomes.items()} == {
+            "right": "passed",
+            "wrong": "failed",
+            "left": "skipped",
+            "odd": "error",
+            "other": "error",
+        }
+        encode = Case(id="e", kind="encode", input={}, expect={}, raw={"id": "e", "kind": "encode", "version": "v1"})
+        assert judge(encode, target).outcome is Outcome.SKIPPED
+    finally:
+        target.close()
+
+
+def test_a_program_that_ends_is_an_error(tmp_path: Path) -> None:
+    target = ProgramTarget(f"{sys.executable} -c pass")
+    with pytest.raises(ProgramError, match="ended"):
+        target.refusal(Case(id="a", kind="match", input={}, expect={}, raw={"id": "a", "kind": "match"}))
+    target.close()
+
+
+# The commands
+
+
+def test_check_writes_every_report(tmp_path: Path) -> None:
+    (tmp_path / "pick.py").write_text("def pick(leaf_samples):\n    return leaf_samples\n")
+    files = {name: tmp_path / f"out.{name}" for name in ("report", "junit", "html", "badge")}
+    arguments = [part for name, file in files.items() for part in (f"--{name}", str(file))]
+    picker = ["--picker", f"{tmp_path}/pick.py:pick", "-k", "v2/laws/two-roots"]
+    done = CliRunner().invoke(check_command, [*picker, *arguments])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1] == f"picker {tmp_path}/pick.py:pick holds in all 1 judged cases."
+    assert all(file.stat().st_size > 200 for file in files.values())
+    again = CliRunner().invoke(report_command, [str(files["report"])])
+    assert (again.exit_code, again.output) == (0, done.output)
+    files["report"].write_text("\n".join(files["report"].read_text().splitlines()[:-1]))
+    broken = CliRunner().invoke(report_command, [str(files["report"])])
+    assert broken.exit_code == 1
+    assert "no footer" in broken.output
+
+
+def test_check_says_what_fails() -> None:
+    done = CliRunner().invoke(check_command, ["--picker", f"{DOUBLES}.rewriting_picker", "-k", "v2/laws/two-roots"])
+    assert done.exit_code == 1
+    assert "failed: v2/laws/two-roots" in done.output
+    assert "does not hold: 1 of 1 cases" in done.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-k", "no/such/case"],
+        ["/no/such/folder"],
+        ["--picker", f"{DOUBLES}.no_such_picker"],
+        ["--expectations", "/none"],
+    ],
+)
+def test_check_refuses_what_it_cannot_do(arguments: list[str]) -> None:
+    done = CliRunner().invoke(check_command, arguments)
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: ")
