@@ -9,14 +9,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from miles_ref.demo.episode import Episode
 from miles_ref.engine.settings import DEFAULT_TOKENIZER
+from miles_ref.plugins.tree_command import draw, read_stories
 from miles_ref.records import int_array
 from miles_ref.sample import Sample
 from miles_ref.tokens.tokenizer import Tokenizer, load_tokenizer
 
+TREE_WIDTH = 1000  # a line a node, whatever the terminal
 PROMPT, OBSERVED, TRAINED = "dim", "cyan", "bold green"
 _MARKS = {PROMPT: ("", ""), OBSERVED: ("", ""), TRAINED: ("«", "»")}  # for a terminal without colours
 
@@ -32,7 +33,9 @@ def show(episode: Episode, console: Console) -> None:
     console.print(_turns(episode.dump["records"]))
     if tree is not None:
         console.rule("tree")
-        console.print(_tree(episode))
+        wide = Console(file=console.file, width=TREE_WIDTH, highlight=False)
+        for root in draw(read_stories(episode.payload_file.read_bytes())):
+            wide.print(root)
     console.rule("result")
     console.print(_result(episode))
 
@@ -60,20 +63,6 @@ def _colour_text(sample: Sample, tokenizer: Tokenizer, *, marks: bool) -> Text:
         opening, closing = _MARKS[style] if marks else ("", "")
         text.append(f"{opening}{tokenizer.decode(int_array(ids))}{closing}", style)
     return text
-
-
-def _tree(episode: Episode) -> Tree:
-    nodes = episode.dump["metadata"]["tree"]["nodes"]
-    kept = {sample.metadata["leaf"]["node_id"] for sample in episode.samples}
-    parents = {node["parent"] for node in nodes}
-    drawn = {None: Tree(f"session {episode.dump['session_id']}")}
-    for node in nodes:
-        start, end = node["completion_span"]
-        label = f"{node['id']}: {start} + {end - start} tokens"
-        if node["id"] not in parents:
-            label += ", a sample" if node["id"] in kept else ", given up by a retry"
-        drawn[node["id"]] = drawn[node["parent"]].add(label)
-    return drawn[None]
 
 
 def _turns(records: list[dict[str, Any]]) -> Table:

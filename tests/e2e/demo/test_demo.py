@@ -78,9 +78,10 @@ def assert_not_proven_by_another_model(payload_file: str) -> None:
 
 
 def test_what_is_shown_without_a_terminal_is_plain_text(tmp_path: Path) -> None:
-    done = demo(tmp_path, "--agent-mode", "subproc")
+    done = demo(tmp_path, "--agent-mode", "subproc", "--version", "v2")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert done.stdout.split()[-2:] == ["proven", "yes"]
     assert "«<think>" in done.stdout  # what is trained is marked
+    assert "given up by a retry" in done.stdout  # the tree
     assert "session server" in done.stderr  # the progress

@@ -91,16 +91,8 @@ def test_a_control_that_passes_is_no_proof(episode: Episode) -> None:
     assert text.split()[-2:] == ["proven", "NO"]
 
 
-def test_a_tree_is_drawn(episode: Episode) -> None:
-    nodes = [
-        {"id": 0, "parent": None, "completion_span": [4, 6]},
-        {"id": 1, "parent": 0, "completion_span": [8, 9]},
-        {"id": 2, "parent": 0, "completion_span": [8, 10]},
-    ]
-    episode.dump["metadata"]["tree"] = {"nodes": nodes, "leaves": []}
-    text = shown(episode)
-    assert "1: 8 + 1 tokens, a sample" in text
-    assert "2: 8 + 2 tokens, given up by a retry" in text
+def test_the_turns_of_a_tree_are_its_nodes(episode: Episode) -> None:
+    episode.dump["metadata"]["tree"] = {"nodes": [{}, {}, {}], "leaves": []}
     assert episode.turns == 3
 
 
