@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from miles_ref.records import AssemblySettings, Chain, IntArray, Payload, Record, int_array
+from miles_ref.records import AssemblySettings, Chain, IntArray, Record, int_array
 from miles_ref.tokens.tokenizer import BytesTokenizer
 
 Turn = tuple[Sequence[int], Sequence[int]]
@@ -53,8 +53,3 @@ def make_chain() -> MakeChain:
 def settings() -> AssemblySettings:
     """The defaults, with the tokenizer "bytes"."""
     return AssemblySettings(decode=BytesTokenizer().decode)
-
-
-def payload(count: int, parent: Payload | None = None) -> Payload:
-    """`count` int32 numbers, 0 to count - 1, sharing a parent's beginning."""
-    return Payload.of(np.arange(count, dtype="<i4").tobytes(), parent)
