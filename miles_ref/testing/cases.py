@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_ref.errors import CaseError
+from miles_ref.testing.corpus import is_case_file, root_of
 
 KINDS = ("assemble", "encode", "decode", "match", "http", "worker")
 
@@ -177,10 +178,15 @@ def _no_unknown(holder: Mapping[str, Any], known: Iterable[str], where: str) -> 
 def _files(paths: Iterable[str | Path]) -> Iterable[Path]:
     for path in map(Path, paths):
         if path.is_dir():
-            yield from sorted(
-                file for file in path.rglob("*.json*") if file.name.endswith((".json", ".json.gz")) and file.is_file()
-            )
+            yield from sorted(file for file in path.rglob("*.json*") if _holds_cases(file))
         elif path.is_file():
             yield path
         else:
             raise CaseError(f"{path}: no such file or folder")
+
+
+def _holds_cases(file: Path) -> bool:
+    """Whether a file of a folder is meant: of a corpus, not its schema and the like."""
+    if not file.name.endswith((".json", ".json.gz")) or not file.is_file():
+        return False
+    return root_of(file.resolve().parent) is None or is_case_file(file.resolve())

@@ -82,7 +82,7 @@ def check_command(
     """
     from miles_ref.testing.cases import load_cases
     from miles_ref.testing.check import run_all, select
-    from miles_ref.testing.corpus import case_files, corpus_root
+    from miles_ref.testing.corpus import corpus_root
     from miles_ref.testing.expectations import apply_expectations, read_expectations
     from miles_ref.testing.report import Report, write_reports
     from miles_ref.testing.targets import choose_target
@@ -90,7 +90,7 @@ def check_command(
     started = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         known = read_expectations(expectations) if expectations else []
-        cases = select(load_cases(list(case_files(paths or [corpus_root()]))), patterns, tags)
+        cases = select(load_cases(paths or [corpus_root()]), patterns, tags)
         chosen = choose_target(
             target,
             picker=picker,

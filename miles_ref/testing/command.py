@@ -1,4 +1,4 @@
-"""`miles-ref case run`: run cases, one line a failure, then the count."""
+"""`miles-ref case run` and `miles-ref case propose`."""
 
 from __future__ import annotations
 
@@ -51,3 +51,30 @@ def run(paths: tuple[Path, ...], as_json: bool, target: str | None) -> None:
         judged.close()
     click.echo(json.dumps({"passed": passed, "failed": failed}) if as_json else f"{passed} passed, {failed} failed")
     sys.exit(0 if passed and not failed else 1)
+
+
+@case.command("propose")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--reason", help="Why these expectations are right; without it they are shown, not written.")
+def propose(file: Path, reason: str | None) -> None:
+    """Fill in, or change, the expectations of FILE's cases from the independent oracle.
+
+    Shows each difference, and where this package gives something else. They are written only with a reason, which is
+    kept in the corpus. Exit status 1 where something is proposed and not written.
+    """
+    from miles_ref.testing import propose as proposals
+
+    try:
+        found = proposals.propose(file, proposals.load_oracle())
+        for one in found:
+            click.echo(f"{one.case_id}\n{one.difference()}")
+            if one.ours is not None:
+                click.echo(f"  this package gives something else: {one.ours}")
+        if found and reason and reason.strip():
+            proposals.accept(file, found, reason.strip())
+    except CaseError as error:
+        raise click.ClickException(str(error)) from error
+    written = bool(reason and reason.strip())
+    state = "written" if written else 'not written: say why with --reason "..."'
+    click.echo(f"{len(found)} expectations {state}" if found else "every expectation is the oracle's")
+    sys.exit(0 if written or not found else 1)
