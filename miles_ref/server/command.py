@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import gc
 import json
 import logging
 import os
@@ -100,6 +102,8 @@ def serve_command(backend_url: str | None, host: str, port: int, **flags: Any) -
     When it can serve, one JSON line with url and pid is printed on standard output; everything else goes to standard
     error. SIGTERM stops admitting, lets requests in flight finish within the grace, and exits with status 0.
     """
+    # One text is encoded at a time: a pool of threads would only add their switching.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from miles_ref.server.app import SessionServer
     from miles_ref.server.settings import ServerSettings
@@ -129,8 +133,13 @@ async def _serve(server: SessionServer, host: str, port: int) -> None:
         loop.add_signal_handler(number, stop.set)
     runner = server.runner()
     await runner.setup()
+    gc.collect()
+    gc.freeze()  # The imported libraries stay for good: no collection needs to walk them again.
     try:
         await web.TCPSite(runner, host, port, backlog=1024).start()
+        # What start-up made stays: the collector need not walk it again with every generation of turns.
+        gc.collect()
+        gc.freeze()
         print(json.dumps({"url": _url(host, runner.addresses[0]), "pid": os.getpid()}), flush=True)
         await stop.wait()
     finally:
