@@ -408,11 +408,19 @@ async def serve(core_settings: CoreSettings, settings: ServerSettings, host: str
     """Run a worker until SIGTERM has drained it; prints one JSON line with url and pid when it can serve."""
     async with running_worker(core_settings, settings, host, port) as (server, url):
         loop = asyncio.get_running_loop()
+
+        def drain(*_: object) -> None:
+            loop.call_soon_threadsafe(server.drain)
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, server.drain)
+            signal.signal(number, drain)
         sys.stdout.write(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
         sys.stdout.flush()
         await server.ended.wait()
+        # Not the loop's own handlers above: they end with the loop, and a late signal would then kill a drained worker
+        # that is on its way to exit with 0.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def url_of(host: str, port: int) -> str:
