@@ -1,4 +1,4 @@
-"""`miles-ref worker`: ask a worker how it is, or run one."""
+"""`miles-ref worker`: ask a worker how it is."""
 
 from __future__ import annotations
 
@@ -16,19 +16,7 @@ from miles_ref.errors import UsageError
 
 @click.group("worker")
 def worker_group() -> None:
-    """Ask an agent worker how it is, or run one."""
-
-
-@worker_group.command(
-    "run",
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-)
-@click.pass_context
-def run_command(context: click.Context) -> None:
-    """Run a worker; the flags are those of `python -m miles_ref.worker`."""
-    from miles_ref.worker import main
-
-    main(context.args)
+    """Ask an agent worker how it is; `python -m miles_ref.worker` runs one."""
 
 
 @worker_group.command("status")

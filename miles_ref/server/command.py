@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import gc
 import json
 import logging
 import os
@@ -137,9 +136,6 @@ async def _serve(server: SessionServer, host: str, port: int) -> None:
     gc.freeze()  # The imported libraries stay for good: no collection needs to walk them again.
     try:
         await web.TCPSite(runner, host, port, backlog=1024).start()
-        # What start-up made stays: the collector need not walk it again with every generation of turns.
-        gc.collect()
-        gc.freeze()
         print(json.dumps({"url": _url(host, runner.addresses[0]), "pid": os.getpid()}), flush=True)
         await stop.wait()
     finally:
