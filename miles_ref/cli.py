@@ -17,7 +17,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "check": ("miles_ref.testing.check_command:check_command", "Check an implementation or a plugin by the corpus."),
     "plugins": ("miles_ref.plugins.command:plugins_group", "Show which plugins there are."),
     "tree": ("miles_ref.plugins.tree_command:tree_command", "Draw a session's forest."),
-    "worker": ("miles_ref.agents.command:worker_group", "Ask an agent worker how it is, or run one."),
+    "worker": ("miles_ref.agents.command:worker_group", "Ask an agent worker how it is."),
 }
 """Command -> (module:attribute, what it does)."""
 
