@@ -5,6 +5,7 @@ A plain object in an expectation is a subset (the value may hold more keys), a l
 
     {"$any": true}          the value must be there, whatever it is
     {"$absent": true}       the key must not be there
+    {"$not": value}         the value must be there, and be another
     {"$exact": value}       as value, and objects in it hold no further keys
     {"$unordered": [...]}   these items in any order
     {"$ref": "name.path"}   the value at `path` of a reply that an earlier step saved
@@ -51,6 +52,9 @@ def _compare(expected: Any, actual: Any, at: str, *, exact: bool) -> list[str]:
             return []
         if name == "$absent":
             return [f"{at}: got {show(actual)}, expected no such key"]
+        if name == "$not":
+            same = not _compare(argument, actual, at, exact=True)
+            return [f"{at}: got {show(actual)}, expected anything else"] if same else []
         if name == "$exact":
             return _compare(argument, actual, at, exact=True)
         if name == "$unordered":
