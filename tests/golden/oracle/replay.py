@@ -40,8 +40,8 @@ def _raw_bytes(payload: Any, field: str) -> bytes:
 
 
 def check_same_topk(turns: list[dict[str, Any]], field: str) -> None:
-    """Every turn of a chain that has rows must agree on topk."""
-    seen = {turn[field]["topk"] for turn in turns if turn[field] is not None and turn[field]["rows"]}
+    """Every turn of a chain whose payload had rows must agree on topk, also where a trim left none of them."""
+    seen = {turn[field]["topk"] for turn in turns if turn[field] is not None and turn[field]["topk"]}
     if len(seen) > 1:
         raise Fault(field, *sorted(seen))
 
