@@ -75,8 +75,9 @@ class TurnRunner:
     def _prepare(self, session: Session, body: bytes) -> tuple[ChatRequest, Turn]:
         request = ChatRequest(body)
         self._planner.check(request)
-        attachment = session.trajectory.attach(request.messages, session.in_flight)
-        return request, self._planner.plan(attachment, request)
+        trajectory = session.trajectory
+        attachment = trajectory.attach(request.messages, session.in_flight)
+        return request, self._planner.plan(attachment, trajectory.snapshot(attachment), request)
 
     async def _commit(self, session: Session, turn: Turn, reply: Reply, requested: float) -> bool:
         trajectory = session.trajectory

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from miles_ref.records import IntArray
 from miles_ref.tokens.families import BoundFamily, Family
@@ -177,11 +178,20 @@ def _strip(ids: IntArray, tail_ids: Set[int]) -> IntArray:
     return ids[:end]
 
 
+@lru_cache(maxsize=16)
+def _special_table(special_ids: frozenset[int]) -> npt.NDArray[np.bool_]:
+    """Whether an id is special, by id; the last entry stands for all that follow."""
+    table = np.zeros(max(special_ids, default=0) + 2, dtype=np.bool_)
+    table[list(special_ids)] = True
+    table.flags.writeable = False
+    return table
+
+
 def _cut(ids: IntArray, special_ids: Set[int]) -> list[tuple[int, int, bool]]:
     """(start, end, special) of each special token and each run of other ids between them."""
     if not len(ids):
         return []
-    special = np.isin(ids, np.fromiter(special_ids, dtype=np.int64, count=len(special_ids)))
+    special = _special_table(frozenset(special_ids)).take(ids, mode="clip")
     begins = special.copy()
     begins[0] = True
     begins[1:] |= special[:-1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from miles_ref.errors import MessageValidationError, UsageError
@@ -92,6 +93,7 @@ class Renderer:
             raise UsageError(
                 f"append roles {', '.join(unknown)}: family {family.name!r} has {', '.join(family.append_roles)}"
             )
+        self._last_dummy = b"", ""
         self.append_roles = tuple(role for role in family.append_roles if append_roles is None or role in append_roles)
 
     def merge_kwargs(self, request_kwargs: Any) -> dict[str, Any]:
@@ -154,7 +156,7 @@ class Renderer:
         """
         wrapped = normalize_tools(tools)
         dummy = _dummy_conversation(last_stored_message)
-        before = self._render(dummy, wrapped, kwargs, prompt=False)
+        before = self._render_dummy(dummy, wrapped, kwargs)
         after = self._render([*dummy, *normalize_messages(appended)], wrapped, kwargs, prompt=True)
         if not after.startswith(before):
             raise MessageValidationError(
@@ -201,6 +203,17 @@ class Renderer:
                 )
             if role == "assistant" and carried is None:
                 carried = index
+
+    def _render_dummy(
+        self, dummy: Sequence[Message], tools: Sequence[Message] | None, kwargs: Mapping[str, Any]
+    ) -> str:
+        """The text of a dummy conversation; turn after turn it is the same one."""
+        key = msgspec.json.encode((dummy, tools, kwargs))
+        known, text = self._last_dummy
+        if known != key:
+            text = self._render(dummy, tools, kwargs, prompt=False)
+            self._last_dummy = key, text
+        return text
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Message] | None, kwargs: Mapping[str, Any], *, prompt: bool

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from miles_ref.errors import MessageValidationError
+from miles_ref.records import IntArray
 from miles_ref.tokens.matching import first_difference
-from miles_ref.trajectory.node import NO_IDS, KnownEnds, Node, SnapshotCache, common_text
+from miles_ref.trajectory.node import KnownEnds, Node, SnapshotCache, common_text
 from miles_ref.trajectory.request import Message, MessageList
 from miles_ref.trajectory.turn import Attachment, Matching
 
@@ -50,6 +51,10 @@ class LinearTrajectory:
             raise MessageValidationError(self._too_far_back(messages, matched, kept))
         return self._attachment(kept, commons)
 
+    def snapshot(self, attachment: Attachment) -> IntArray:
+        """Prompt + output of the attachment's parent, int64; valid until the next call."""
+        return self._snapshots.tokens(attachment.parent)
+
     def can_commit(self, attachment: Attachment) -> bool:
         """False if another turn was committed since the request attached: the session has moved on."""
         return attachment.generation == self._commits
@@ -65,9 +70,8 @@ class LinearTrajectory:
 
     def _attachment(self, kept: int, commons: list[int]) -> Attachment:
         if not kept:
-            return Attachment(None, self._commits, NO_IDS)
-        parent = self._path[kept - 1]
-        return Attachment(parent, self._commits, self._snapshots.tokens(parent), commons[kept - 1] if commons else None)
+            return Attachment(None, self._commits)
+        return Attachment(self._path[kept - 1], self._commits, commons[kept - 1] if commons else None)
 
     def _match(self, messages: MessageList, common_with_tip: int) -> int:
         """How many of the stored messages the request replays from the start."""

@@ -110,24 +110,37 @@ class Node:
 
 
 class SnapshotCache:
-    """The tokens of the node that was asked for last, so that a conversation that goes on is not laid out each time."""
+    """The tokens of the node that was asked for last, in a buffer that grows with a conversation that goes on.
+
+    What it gives is valid until it is asked again.
+    """
 
     def __init__(self) -> None:
         self._node: Node | None = None
-        self._tokens: IntArray = NO_IDS
+        self._buffer: IntArray = NO_IDS
 
-    def tokens(self, node: Node) -> IntArray:
-        """As `node.tokens()`."""
+    def tokens(self, node: Node | None) -> IntArray:
+        """As `node.tokens()`; no ids for None."""
+        if node is None:
+            return NO_IDS
         if node is not self._node:
-            record = node.record
             if node.parent is not None and node.parent is self._node:
-                parts = (self._tokens[: record.shared], record.prompt_tail, record.output_ids)
-                self._tokens = np.concatenate(parts)
-                self._tokens.flags.writeable = False
+                self._append(node)
             else:
-                self._tokens = node.tokens()
+                self._buffer = np.array(node.tokens())
             self._node = node
-        return self._tokens
+        view = self._buffer[: node.record.end]
+        view.flags.writeable = False
+        return view
+
+    def _append(self, node: Node) -> None:
+        record = node.record
+        if record.end > len(self._buffer):
+            grown = np.empty(2 * record.end, dtype=np.int64)
+            grown[: record.shared] = self._buffer[: record.shared]
+            self._buffer = grown
+        self._buffer[record.shared : record.start] = record.prompt_tail
+        self._buffer[record.start : record.end] = record.output_ids
 
 
 def common_text(node: Node, text: bytes, common_with_parent: int) -> int:

@@ -26,10 +26,13 @@ class MessageList(Sequence[Message]):
     """
 
     def __init__(self, array: Buffer) -> None:
-        text = bytes(array)
-        if not text.startswith(b"["):
-            raise MessageValidationError(f"messages must be a list of objects, not {_shown(text)}")
-        self.text = text[:-1].rstrip(_SPACE)
+        view = memoryview(array)
+        if view[0] != ord("["):
+            raise MessageValidationError(f"messages must be a list of objects, not {_shown(bytes(view[:100]))}")
+        end = len(view) - 1
+        while view[end - 1] in _SPACE:
+            end -= 1
+        self.text = bytes(view[:end])
         self._known: Sequence[int] = ()
         self._known_values: dict[int, Message] = {}
         self._rest: list[Message] | None = None

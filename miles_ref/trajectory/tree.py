@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from miles_ref.errors import MessageValidationError, TruncatedGenerationError
-from miles_ref.trajectory.node import NO_IDS, KnownEnds, Node, SnapshotCache, common_text
+from miles_ref.records import IntArray
+from miles_ref.trajectory.node import KnownEnds, Node, SnapshotCache, common_text
 from miles_ref.trajectory.request import MessageList
 from miles_ref.trajectory.turn import Attachment, Matching
 
@@ -71,9 +72,11 @@ class TreeTrajectory:
                 f"begins a branch (this one matched {0 if found.node is None else found.node.message_count} of "
                 f"{len(messages)} messages)"
             )
-        if found.node is None:
-            return Attachment(None, len(self._nodes), NO_IDS)
-        return Attachment(found.node, len(self._nodes), self._snapshots.tokens(found.node), found.common_text)
+        return Attachment(found.node, len(self._nodes), found.common_text)
+
+    def snapshot(self, attachment: Attachment) -> IntArray:
+        """Prompt + output of the attachment's parent, int64; valid until the next call."""
+        return self._snapshots.tokens(attachment.parent)
 
     def can_commit(self, attachment: Attachment) -> bool:
         """False if, under strict append-only, the leaf moved since the request attached."""

@@ -32,14 +32,12 @@ class Matching:
 class Attachment:
     """Where a request attaches: below `parent`, whose path its first messages stand for; None: it begins anew.
 
-    `generation` is the session's number of commits when this was found, `snapshot` the parent's prompt + output (int64,
-    empty without a parent), `common_text` how many bytes the texts of the two requests' messages share at their
-    beginning, None where nobody has compared them.
+    `generation` is the session's number of commits when this was found, `common_text` how many bytes the texts of the
+    two requests' messages share at their beginning, None where nobody has compared them.
     """
 
     parent: Node | None
     generation: int
-    snapshot: IntArray
     common_text: int | None = None
 
     @property
@@ -127,8 +125,8 @@ class TurnPlanner:
         self._renderer.merge_kwargs(request.value("chat_template_kwargs"))
         self._renderer.check_tools(request.value("tools"))
 
-    def plan(self, attachment: Attachment, request: ChatRequest) -> Turn:
-        """The turn of a request that `check` let pass.
+    def plan(self, attachment: Attachment, snapshot: IntArray, request: ChatRequest) -> Turn:
+        """The turn of a request that `check` let pass; `snapshot` are the ids of the attachment's parent (int64).
 
         Raises MessageValidationError (400) for roles that may not be appended, and whatever the template refuses.
         """
@@ -143,9 +141,9 @@ class TurnPlanner:
                 client_assistants_allowed=self._tree and not self._strict,
                 first_index=attachment.matched,
             )
-            parent, appended, shared, tail = self._continue(parent, attachment.snapshot, appended, tools, kwargs)
+            parent, appended, shared, tail = self._continue(parent, snapshot, appended, tools, kwargs)
         if parent is not None:
-            _check_growth(parent, attachment.snapshot, shared, tail)
+            _check_growth(parent, snapshot, shared, tail)
         experts_start = None
         if self._forward.additional_r3:
             experts_start = max(0, parent.record.end - 1) if parent is not None else 0
@@ -158,7 +156,7 @@ class TurnPlanner:
             tools=tools,
             shared=shared,
             tail=tail,
-            ids_text=extended_ids_text(parent, attachment.snapshot, shared, tail),
+            ids_text=extended_ids_text(parent, snapshot, shared, tail),
             experts_start=experts_start,
         )
 

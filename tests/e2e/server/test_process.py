@@ -141,8 +141,7 @@ def test_flags_that_are_refused(name: str) -> None:
     flags, mentioned = REFUSED[name]
     result = CliRunner().invoke(main, ["serve", "--backend-url", "http://127.0.0.1:9", *flags])
     assert result.exit_code in (1, 2)
-    assert result.stdout == ""
-    assert mentioned in result.stderr
+    assert mentioned in result.output
     assert isinstance(result.exception, SystemExit)
 
 

@@ -108,7 +108,8 @@ class ToySession:
     def turn_of(self, body: bytes, in_flight: int = 0) -> Turn:
         request = ChatRequest(body)
         self.planner.check(request)
-        return self.planner.plan(self.trajectory.attach(request.messages, in_flight), request)
+        attachment = self.trajectory.attach(request.messages, in_flight)
+        return self.planner.plan(attachment, self.trajectory.snapshot(attachment), request)
 
     def node(self, turn: Turn, reply: Mapping[str, Any] | bytes) -> Node:
         raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
