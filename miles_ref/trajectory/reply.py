@@ -227,16 +227,16 @@ def _payloads(
 def _decode_base64(text: Any) -> bytes:
     """The bytes of a canonical base64 text. Raises ValueError for what would not be written the same way again."""
     if not isinstance(text, str | memoryview):
-        raise ValueError(f"{text!r:.100} is not a text")
+        raise ValueError(f"is {text!r:.100}, not a text")
     try:
         data: bytes = pybase64.b64decode(text, validate=True)
     except ValueError as error:
-        raise ValueError(f"it is not base64: {error}") from error
+        raise ValueError(f"is not base64: {error}") from error
     # Only the last four letters can hold bits that do not belong to a byte.
     rest = len(data) % 3
     last = text[-4:] if isinstance(text, str) else bytes(text[-4:]).decode("ascii")
     if rest and pybase64.b64encode(data[-rest:]).decode() != last:
-        raise ValueError(f"it is not base64: its end {last!r} has stray bits")
+        raise ValueError(f"is not base64: its end {last!r} has stray bits")
     return data
 
 
