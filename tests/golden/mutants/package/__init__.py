@@ -1,7 +1,7 @@
 """Mutants of the package itself, for the kinds that the oracle cannot play: http, worker, and the laws.
 
 `<room>.toml` holds them as patches of miles_ref's source. Each is a patched copy of the package in a folder of its own,
-put before the real one on the path of fresh interpreters, so that servers, workers and their children are mutated alike.
+put before the real one on the path of fresh interpreters, so that servers, workers and their children are mutated too.
 A patch whose `old` text is no longer there is an error, so none goes stale unseen.
 """
 
