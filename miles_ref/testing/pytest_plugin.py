@@ -56,6 +56,29 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return CaseFile.from_parent(parent, path=file_path) if is_case_file(file_path) else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse an expectation that matches no case that was collected."""
+    cases = [item.case.id for item in items if isinstance(item, CaseItem)]
+    if not cases or not config.getoption("--miles-expectations"):
+        return
+    for entry in known_failures(config):
+        if not any(entry.matches(case_id) for case_id in cases):
+            raise pytest.UsageError(f"{entry.where}: {entry.pattern!r} matches no case that was collected")
+
+
+def known_failures(config: pytest.Config) -> list[ExpectedFailure]:
+    """The entries of the expectation file, if there is one. Raises pytest.UsageError."""
+    from miles_ref.errors import UsageError
+    from miles_ref.testing.expectations import read_expectations
+
+    file = config.getoption("--miles-expectations")
+    try:
+        return read_expectations(Path(file)) if file else []
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End what the target started."""
     run = session.config.stash.get(_RUN, None)
@@ -67,11 +90,9 @@ class CorpusRun:
     """What the cases of one process share: the target and the expectation file."""
 
     def __init__(self, config: pytest.Config) -> None:
-        from miles_ref.testing.expectations import read_expectations
         from miles_ref.testing.targets import choose_target
 
-        file = config.getoption("--miles-expectations")
-        self.known: list[ExpectedFailure] = read_expectations(Path(file)) if file else []
+        self.known = known_failures(config)
         self.target: Target = choose_target(
             config.getoption("--miles-target"),
             picker=config.getoption("--miles-picker"),

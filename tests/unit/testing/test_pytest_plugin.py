@@ -1,0 +1,128 @@
+"""The corpus in pytest: what is collected, what a failure says, what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import miles_ref.testing.targets  # noqa: F401 - here, so that no run has to
+from miles_ref.testing import pytest_plugin
+from miles_ref.testing.corpus import HEADINGS, SCHEMA, corpus_root
+
+pytest_plugins = ["pytester"]
+
+ROOT = corpus_root()
+CASE = {
+    "id": "tokens/match/one",
+    "why": "A message equals itself; a wrong matcher says no.",
+    "kind": "match",
+    "input": {"stored": {"role": "user"}, "replayed": {"role": "user"}, "matcher": "strict"},
+    "expect": {"match": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def _alone(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process, with this plugin only: others would be imported anew for each run."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini("[pytest]\n")
+
+
+def corpus(folder: Path, *cases: dict[str, Any]) -> Path:
+    root = folder / "golden"
+    (root / "tokens").mkdir(parents=True)
+    for name in (SCHEMA, HEADINGS):
+        shutil.copy(ROOT / name, root / name)
+    (root / "tokens" / "match.json").write_text(json.dumps(list(cases)))
+    (folder / "other.json").write_text("{}")
+    return root
+
+
+def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return pytester.runpytest_inprocess("-p", pytest_plugin.__name__, *arguments)
+
+
+def test_one_test_a_case_by_its_id(pytester: pytest.Pytester) -> None:
+    corpus(pytester.path, CASE, {**CASE, "id": "tokens/match/two"})
+    result = run(pytester, "-v")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*match.json::tokens/match/one PASSED*", "*match.json::tokens/match/two PASSED*"])
+
+
+def test_a_failure_says_why(pytester: pytest.Pytester) -> None:
+    corpus(pytester.path, {**CASE, "expect": {"match": False}})
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["failed: tokens/match/one", "why: A message equals itself;*", "- match: expected false*"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("cases", "said"),
+    [
+        ([{**CASE, "surprise": 1}], "*unknown key 'surprise'*"),
+        ([CASE, CASE], "*'tokens/match/one' is used twice*"),
+        ([{**CASE, "kind": "other"}], "*kind is 'other'*"),
+    ],
+)
+def test_what_is_not_of_the_format_is_an_error(
+    pytester: pytest.Pytester, cases: list[dict[str, Any]], said: str
+) -> None:
+    corpus(pytester.path, *cases)
+    result = run(pytester)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([said])
+
+
+def test_known_failures_are_strict(pytester: pytest.Pytester) -> None:
+    corpus(pytester.path, {**CASE, "expect": {"match": False}}, {**CASE, "id": "tokens/match/two"})
+    known = pytester.path / "known.txt"
+    known.write_text("tokens/match/one  # ours says yes\n")
+    run(pytester, "--miles-expectations", str(known)).assert_outcomes(xfailed=1, passed=1)
+    known.write_text("tokens/match/*  # ours says yes\n")
+    run(pytester, "--miles-expectations", str(known)).assert_outcomes(xfailed=1, failed=1)
+    known.write_text("tokens/other/*  # ours says yes\n")
+    assert run(pytester, "--miles-expectations", str(known)).ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_another_target_is_judged(pytester: pytest.Pytester) -> None:
+    corpus(pytester.path, CASE)
+    program = pytester.makepyfile(
+        program="""
+        import json, sys
+        for line in sys.stdin:
+            said = json.loads(line)
+            answer = {"hello": 1, "kinds": ["match"]} if "hello" in said else {
+                "id": said["case"]["id"], "observed": {"match": False}}
+            print(json.dumps(answer), flush=True)
+        """
+    )
+    result = run(pytester, "--miles-target", f"program:{sys.executable} {program}", "golden")
+    result.assert_outcomes(failed=1)
+
+
+def test_cases_that_a_target_cannot_be_asked_are_skipped(pytester: pytest.Pytester) -> None:
+    corpus(pytester.path, CASE)
+    run(pytester, "--miles-picker", "miles_ref.testing.doubles.latest_first").assert_outcomes(skipped=1)
+
+
+def test_the_shipped_corpus_is_collected_on_demand(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--miles-corpus", "--collect-only", "-q", "-k", "v2/laws/one-leaf")
+    result.stdout.fnmatch_lines(["*forests.json::v2/laws/one-leaf"])
+
+
+def test_the_plugin_is_light() -> None:
+    code = (
+        "import sys, miles_ref.testing.pytest_plugin;"
+        "heavy = {'numpy', 'aiohttp', 'torch', 'transformers', 'jsonschema'} & set(sys.modules);"
+        "sys.exit(' '.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
