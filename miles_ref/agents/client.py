@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -144,8 +145,6 @@ class WorkerCall:
         pause = self._settings.first_pause
         is_current = attempt is self._attempts[-1]
         while (left := deadline - self._loop.time()) > 0:
-            if is_current and self._machine.state is CallerState.ENDED:
-                return
             try:
                 silence = self._settings.request_timeout
                 reply = await client.ask("DELETE", attempt.path, silence=silence, first_byte=left)
@@ -157,6 +156,8 @@ class WorkerCall:
                         self._answered_at = self._loop.time()
                     return
             await asyncio.sleep(min(pause, left))
+            if is_current and self._machine.state is CallerState.ENDED:
+                return
             pause = min(2 * pause, self._settings.longest_pause)
         logger.warning("DELETE of call %s at %s was given up: its orphan timer ends it", attempt.call_id, attempt.url)
 
@@ -208,10 +209,9 @@ class WorkerCall:
         now = self._loop.time()
         if all(not_before.get(url, 0.0) > now for url in self._settings.worker_urls):
             await self._unless_aborted(asyncio.sleep(min(not_before.values()) - now))
-            self._answered_at = self._loop.time()  # The time that a full worker asks for is not the window's.
         else:
             await self._check_window(None)
-            await self._rest()
+            await self._rest(at_most=min((time - now for time in not_before.values() if time > now), default=math.inf))
 
     async def _try_place(self, client: WorkerClient, url: str, body_tail: bytes) -> float | None:
         """Submit to one worker until it is sure what became of it. Returns what Retry-After asks for, if it is full."""
@@ -229,7 +229,6 @@ class WorkerCall:
                 return retry_after
             if retry_after is not None:
                 await self._unless_aborted(asyncio.sleep(retry_after))
-                self._answered_at = self._loop.time()
             else:
                 await self._check_window(client)
                 await self._rest()
@@ -345,7 +344,9 @@ class WorkerCall:
 
     def _note_answer(self, reply: Reply) -> None:
         if reply.status < 500:
-            self._answered_at = self._loop.time()
+            # The time that a full worker asks for is not the window's.
+            asked = _retry_after(reply) if reply.status == 429 else 0.0
+            self._answered_at = max(self._answered_at, self._loop.time() + asked)
             self._pause = self._settings.first_pause
 
     def _left(self) -> float:
@@ -370,9 +371,9 @@ class WorkerCall:
         except Unanswered as exc:
             logger.info("the last DELETE of a call to %s was not answered either: %s", self.url, exc)
 
-    async def _rest(self) -> None:
-        """Pause before a repeat, twice as long each time."""
-        pause, self._pause = self._pause, min(2 * self._pause, self._settings.longest_pause)
+    async def _rest(self, at_most: float = math.inf) -> None:
+        """Pause before a repeat, twice as long each time, but `at_most` so many seconds."""
+        pause, self._pause = min(self._pause, at_most), min(2 * self._pause, self._settings.longest_pause)
         if self._machine.state is CallerState.CLOSING:
             await asyncio.sleep(pause)
         else:

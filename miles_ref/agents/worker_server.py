@@ -67,6 +67,7 @@ class WorkerServer:
         self._logs: dict[str, IO[bytes]] = {}
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_deadline: float | None = None
         self._loop = asyncio.get_running_loop()
 
     def app(self) -> web.Application:
@@ -75,7 +76,7 @@ class WorkerServer:
         app.router.add_get("/health", self._get_health)
         app.router.add_get("/calls", self._get_calls)
         app.router.add_post("/calls", self._post_call)
-        app.router.add_get("/calls/{id}", self._get_call)
+        app.router.add_get("/calls/{id}", self._get_call, allow_head=False)
         app.router.add_delete("/calls/{id}", self._delete_call)
         return app
 
@@ -265,12 +266,15 @@ class WorkerServer:
         self._settle()
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         deadline = self.core.next_deadline()
         if self.core.draining and not self.core.running:
             deadline = min(deadline or math.inf, self.core.drain_deadline())
+        if self._timer is not None:
+            if deadline == self._timer_deadline:
+                return
+            self._timer.cancel()
+            self._timer = None
+        self._timer_deadline = deadline
         if deadline is not None:
             delay = max(0.0, deadline - self.core.clock())
             self._timer = self._loop.call_later(delay, self._on_timer)

@@ -12,6 +12,7 @@ from typing import Any
 
 from miles_ref.agents.api import InfraAbort, strict_json
 from miles_ref.agents.call import call_agent_function
+from miles_ref.agents.settings import Mode
 from miles_ref.driver.request_kwargs import request_kwargs
 from miles_ref.driver.settings import AgentFunction, DriverSettings, Version
 from miles_ref.driver.tracer import CollectTimeoutError, OpenAIEndpointTracer
@@ -85,9 +86,12 @@ async def _run_agent(
             on_report=on_report,
         )
         return _checked(returned)
-    except (InfraAbort, UsageError):
+    except InfraAbort:
         raise
-    except Exception:
+    except Exception as error:
+        # Inline, a UsageError is one that the agent itself ran into; elsewhere it says that no call can work.
+        if isinstance(error, UsageError) and settings.agent_mode != Mode.INLINE:
+            raise
         logger.warning("the agent failed in session %s; what it did is collected", tracer.base_url, exc_info=True)
         return None
 

@@ -21,6 +21,7 @@ from miles_ref.process import ReadyProcess
 from tests.e2e.agents.proxy import (
     Act,
     Answer,
+    Forward,
     Proxy,
     answer_itself,
     double,
@@ -402,6 +403,37 @@ async def test_a_full_worker_is_waited_for_outside_the_window() -> None:
             assert await second == {"x": 2}
             ids = [body["call_id"] for body in submits(proxy)]
             assert len(set(ids)) == len(ids)
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+
+async def test_what_a_full_worker_asks_for_is_outside_the_window_beside_one_that_is_gone(worker: str) -> None:
+    async with Proxy(worker) as proxy:
+
+        async def full(forward: Forward) -> Answer:
+            _, health = await proxy.saw_answer("GET", "/health")
+            body = {"boot_id": json.loads(health.body)["boot_id"], "code": "full", "error": "full"}
+            return Answer(429, {"Retry-After": "3"}, json.dumps(body).encode())
+
+        proxy.on("POST", "/calls", full, times=1)
+        assert await call("echo", settings("http://127.0.0.1:9", proxy.url, window=SHORT), x=3) == {"x": 3}
+        assert len(submits(proxy)) == 2
+
+
+async def test_an_abort_while_a_worker_is_full_deletes_there_too() -> None:
+    with worker_process("--max-calls", "1") as process:
+        reports = Reports()
+        first = asyncio.create_task(call("wait", settings(process.url), reports.append))
+        await reports.reach(1)
+        async with Proxy(process.url) as proxy:
+            second = asyncio.create_task(call("echo", settings(proxy.url)))
+            await proxy.saw_answer("POST", "/calls")
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await second
+            _, answer = await proxy.saw_answer("DELETE", "/calls/")
+            assert answer.status == 202
+        first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
 
