@@ -97,7 +97,10 @@ class WorkerServer:
         return self._json(answer)
 
     async def _post_call(self, request: web.Request) -> web.Response:
-        body = await request.read()
+        try:
+            body = await request.read()
+        except web.RequestPayloadError as exc:
+            return self._json(error(400, "form", f"the body cannot be read: {type(exc).__name__}"))
         try:
             order, frame = await self._parse(body)
         except RefusedForm as exc:
