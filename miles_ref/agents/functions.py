@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from miles_ref.errors import UsageError
@@ -33,11 +34,17 @@ def function_path(fn: str | Callable[..., Any]) -> str:
 
 
 def resolve(path: str) -> Callable[..., Any]:
-    """Import `module:qualname`. Raises what the import raises, AttributeError, TypeError for what is no function."""
+    """Import `module:qualname`. Raises what the import raises, AttributeError, TypeError for what is no function.
+
+    A qualname leads through classes only: through the modules that a module has imported, `agents:os.system` would be a
+    function of every allowed module (--allow-function).
+    """
     module_name, _, qualname = path.partition(":")
     target: Any = importlib.import_module(module_name)
     for name in qualname.split("."):
         target = getattr(target, name)
+        if isinstance(target, ModuleType):
+            raise TypeError(f"{path} leads through the module {target.__name__}: write {target.__name__}:...")
     if not callable(target):
         raise TypeError(f"{path} is not a function but {type(target).__name__}")
     return target  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ import pytest
 from miles_ref.agents import AgentFunctionError, AgentSettings, InfraAbort, call_agent_function
 from miles_ref.agents.local import LocalCall
 from miles_ref.errors import UsageError
+from tests.e2e.agents import odd
 from tests.e2e.agents.support import AGENTS, Reports, children, descriptors, ends, lives
 
 ROOT = Path(__file__).parents[3]
@@ -79,6 +80,8 @@ async def test_an_on_report_that_raises_is_logged_and_the_call_goes_on(caplog: p
         ("missing", {}, "import", "AttributeError", "missing"),
         ("Class.missing", {}, "import", "AttributeError", "Class"),
         ("__name__", {}, "import", "TypeError", "not a function"),
+        ("os.system", {"command": "false"}, "import", "TypeError", "leads through the module os"),
+        ("asyncio.sleep", {"delay": 0}, "import", "TypeError", "leads through the module asyncio"),
         ("not_json", {}, "result", "TypeError", "not JSON"),
         ("raises_oddly", {}, "run", "Odd", "cannot be shown"),
         ("synchronous", {}, "run", "TypeError", "must be async"),
@@ -89,7 +92,7 @@ async def test_an_on_report_that_raises_is_logged_and_the_call_goes_on(caplog: p
     ],
 )
 async def test_the_agent_s_own_errors(agent: str, kwargs: dict[str, Any], phase: str, type: str, mentions: str) -> None:
-    module = AGENTS if agent in ("fail", "missing", "not_json", "Class.missing", "__name__") else ODD
+    module = ODD if hasattr(odd, agent) and agent != "__name__" else AGENTS
     with pytest.raises(AgentFunctionError) as caught:
         await call_agent_function(module + agent, mode="subproc", kwargs=kwargs)
     assert (caught.value.phase, caught.value.type) == (phase, type)
