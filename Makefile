@@ -45,6 +45,7 @@ bench-compare: $(TEST)
 
 mutants: $(TEST)
 	$(BIN)/python -m tests.golden.mutants $(ARGS)
+	$(BIN)/python -m tests.golden.mutants.package $(ARGS)
 
 abort-matrix: $(TEST)
 	mkdir -p $(OUT)

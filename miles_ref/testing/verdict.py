@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from textwrap import shorten
 from typing import Any
 
 
@@ -86,7 +87,7 @@ def sentence(verdicts: Sequence[Verdict], target: str, problems: Sequence[str] =
     judged = [verdict for verdict in verdicts if verdict.outcome is not Outcome.SKIPPED]
     smoke = next((verdict for verdict in bad if verdict.smoke), None)
     if smoke is not None:
-        first = smoke.details[0] if smoke.details else smoke.why
+        first = shorten(smoke.details[0] if smoke.details else smoke.why, 200, placeholder=" ...")
         return (
             f"The harness and {target} do not understand each other: smoke case {smoke.case_id} fails ({first}), "
             "so nothing else was judged."
