@@ -49,7 +49,7 @@ mutants: $(TEST)
 
 abort-matrix: $(TEST)
 	mkdir -p $(OUT)
-	$(BIN)/python -m tests.e2e.agents.matrix_report $(ARGS)
+	$(BIN)/python -m tests.e2e.agents.matrix_report --out $(OUT)/abort-matrix.json $(ARGS)
 
 # In an environment of its own: the protocol models of the sglang wheel.
 test-sglang: $(ENGINE)
