@@ -20,7 +20,11 @@ def main(arguments: list[str]) -> int:
         if names and mutant.name not in names:
             continue
         claimed = [case for case in hand_cases(mutant.stage) if mutant.name in case["kills"]]
-        failed = killers(mutant, hand_cases(mutant.stage) if against_all else claimed)
+        try:
+            failed = killers(mutant, hand_cases(mutant.stage) if against_all else claimed)
+        except LookupError as error:
+            bad.append(str(error))
+            continue
         lost = [case["id"] for case in claimed if case["id"] not in failed]
         if not failed or lost:
             bad.append(f"{mutant.name}: {', '.join(lost) or 'no case'} should kill it")
