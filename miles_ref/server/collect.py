@@ -13,8 +13,8 @@ from miles_ref.server.metadata import MismatchReporter, Snapshot
 from miles_ref.server.sessions import Session
 from miles_ref.trajectory.raw_json import RawJSONError, dump, join_object, parse
 
-_ON_LOOP_TOKENS = 200_000
-"""Up to here an assembly is over before anybody notices; larger ones run off the event loop."""
+_ON_LOOP_TOKENS = {True: 200_000, False: 20_000}
+"""Up to here, for one leaf and for several, an assembly is over before anybody notices; the others run in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Collector:
     async def collect(self, session: Session, request: SamplesRequest) -> bytes:
         """The samples payload. Raises AssemblyError (422)."""
         snapshot = Snapshot(session)
-        if snapshot.token_count <= _ON_LOOP_TOKENS:
+        if snapshot.token_count <= _ON_LOOP_TOKENS[len(snapshot.leaves) == 1]:
             return self._collect(snapshot, request)
         return await asyncio.to_thread(self._collect, snapshot, request)
 

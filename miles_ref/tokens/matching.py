@@ -83,7 +83,10 @@ def _agree(
 ) -> bool:
     for field in fields:
         one, other = stored.get(field), replayed.get(field)
-        if _is_empty(one) or _is_empty(other):
+        if type(one) is str and type(other) is str:  # Nearly all of them; the general way takes ten times as long.
+            if one != other:
+                return False
+        elif _is_empty(one) or _is_empty(other):
             if not (_is_empty(one) and _is_empty(other)):
                 return False
         elif field == "tool_calls":

@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from miles_ref.records import Chain, IntArray, Leaf, Payload, Record, common_bytes
+from miles_ref.records import Chain, IntArray, Leaf, Payload, Record
 from miles_ref.tokens.mismatch import SegmentIndex
 from miles_ref.trajectory.request import Message
 
@@ -144,11 +144,21 @@ class SnapshotCache:
 
 
 def common_text(node: Node, text: bytes, common_with_parent: int) -> int:
-    """How many bytes `text` shares with the node's request text, known how many it shares with the parent's."""
+    """How many bytes `text` shares with the node's request text, known how many it shares with the parent's.
+
+    Where the two differ, they are compared message by message: it is the end of the last one that they share.
+    """
     own = node.text
     if common_with_parent < own.shared:
         return common_with_parent
-    return own.shared + common_bytes(own.tail, text, own.shared)
+    if text.startswith(own.tail, own.shared):
+        return own.size
+    at = own.shared
+    for end in node.ends:
+        if not text.startswith(own.tail[at - own.shared : end - own.shared], at):
+            break
+        at = end
+    return at
 
 
 class KnownEnds(Sequence[int]):

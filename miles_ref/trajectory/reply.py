@@ -197,10 +197,12 @@ def _lift(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
             continue
         end = text.find(b'"', found.end())
         marker = _marker(field)
-        if end < 0 or marker in text or text.find(b"\\", found.end(), end) >= 0:
+        if end < 0 or text.find(b"\\", found.end(), end) >= 0:
             continue
-        lifted[field] = memoryview(text)[found.end() : end]
-        text = b"".join((memoryview(text)[: found.end()], marker, memoryview(text)[end:]))
+        rest = b"".join((memoryview(text)[: found.end()], marker, memoryview(text)[end:]))
+        if rest.count(marker) == 1:
+            lifted[field] = memoryview(text)[found.end() : end]
+            text = rest
     return text, lifted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from miles_ref.errors import MessageValidationError, TruncatedGenerationError
@@ -88,37 +89,20 @@ class TreeTrajectory:
         self._children[None if node.parent is None else node.parent.seq].append(node)
         self._children[node.seq] = []
 
-    def _know_by_text(self, messages: MessageList) -> Node | None:
-        """The node with the longest text that the request's text begins with; the messages are told what is known."""
-        deepest: Node | None = None
-        closest: tuple[int, Node | None] = (0, None)
-        level = [(child, 0) for child in self._children[None]] if self._matching.by_text else []
-        while level:
-            node, common_with_parent = level.pop()
-            common = common_text(node, messages.text, common_with_parent)
-            if common > closest[0]:
-                closest = common, node
-            if common == node.text.size:
-                if deepest is None or common > deepest.text.size:
-                    deepest = node
-                level += [(child, common) for child in self._children[node.seq]]
-        messages.know(KnownEnds(closest[1], closest[0]))
-        return deepest
-
     def _find(self, messages: MessageList) -> _Found:
-        known = self._know_by_text(messages)
+        commons, known = self._know_by_text(messages)
         # A text that goes on after a node's reply was matched with that reply when its own node was attached.
         certain = set() if known is None or known.parent is None else {node.seq for node in known.parent.ancestry()}
         best: Node | None = None
         best_common = overlap = 0
+        total = len(messages)
         level = [(child, 0) for child in self._children[None]]
         while level:
             node, common_with_parent = level.pop()
-            if node.seq in certain:
-                agreed, common = node.message_count, node.text.size
-            else:
+            common = commons.get(node.seq)
+            if common is None:
                 common = common_text(node, messages.text, common_with_parent)
-                agreed = self._agree(node, messages, common)
+            agreed = node.message_count if node.seq in certain else self._agree(node, messages, total, common)
             overlap = max(overlap, agreed)
             if agreed < node.message_count:
                 continue
@@ -127,14 +111,39 @@ class TreeTrajectory:
             level += [(child, common) for child in self._children[node.seq]]
         return _Found(best, best_common, overlap)
 
-    def _agree(self, node: Node, messages: MessageList, common: int) -> int:
-        """How many messages of the node's path the request replays, the parent's being known to agree."""
-        first = node.message_count - len(node.messages)
-        known = len(KnownEnds(node, common)) if self._matching.by_text else 0
-        for at, stored in enumerate(node.messages, first):
-            if at >= len(messages) or not (at < known or self._matching.matcher(stored, messages[at])):
-                return at
-        return node.message_count
+    def _know_by_text(self, messages: MessageList) -> tuple[dict[int, int], Node | None]:
+        """Go down along the nodes whose text the request's text begins with, and tell the messages what is known.
+
+        How many bytes the nodes on the way and beside it share with the request, by seq, and the node with the longest
+        text that the request's begins with.
+        """
+        commons: dict[int, int] = {}
+        deepest: Node | None = None
+        closest: tuple[int, Node | None] = (0, None)
+        level = [(child, 0) for child in self._children[None]] if self._matching.by_text else []
+        while level:
+            node, common_with_parent = level.pop()
+            common = commons[node.seq] = common_text(node, messages.text, common_with_parent)
+            if common > closest[0]:
+                closest = common, node
+            if common == node.text.size:
+                if deepest is None or common > deepest.text.size:
+                    deepest = node
+                level += [(child, common) for child in self._children[node.seq]]
+        messages.know(KnownEnds(closest[1], closest[0]))
+        return commons, deepest
+
+    def _agree(self, node: Node, messages: MessageList, total: int, common: int) -> int:
+        """How many messages of the node's path the request, of `total` messages, replays; the parent's are known to
+        agree."""
+        at = node.message_count - len(node.messages)
+        appended = len(node.messages) - 1
+        same_text = bisect_right(node.ends[len(node.ends) - appended :], common) if self._matching.by_text else 0
+        for stored in node.messages[same_text:]:
+            if at + same_text >= total or not self._matching.matcher(stored, messages[at + same_text]):
+                break
+            at += 1
+        return at + same_text
 
     def _check_append_only(self, found: _Found, messages: MessageList) -> None:
         leaf = self._nodes[-1] if self._nodes else None
