@@ -45,6 +45,11 @@ def is_case_file(path: Path) -> bool:
     return path.relative_to(root).parts[0] not in NOT_CASES
 
 
+def case_folders(root: Path) -> list[Path]:
+    """The folders of a corpus that hold cases, not what proves it."""
+    return sorted(folder for folder in root.iterdir() if folder.is_dir() and any(map(is_case_file, folder.rglob("*"))))
+
+
 def case_files(paths: Iterable[Path]) -> Iterator[Path]:
     """The case files at or below the paths, in a fixed order. A file that is named is taken wherever it is."""
     for path in paths:

@@ -39,12 +39,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Add the shipped corpus to what is collected, if it is asked for."""
     if config.getoption("--miles-corpus"):
-        from miles_ref.testing.corpus import corpus_root
+        from miles_ref.testing.corpus import case_folders, corpus_root
 
-        root = str(corpus_root())
-        if root not in config.args:
-            given = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
-            config.args = [*given, root]
+        given = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
+        folders = [str(folder) for folder in case_folders(corpus_root())]
+        config.args = [*given, *(folder for folder in folders if folder not in given)]
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
