@@ -81,7 +81,7 @@ def patched(mutant: Mutant) -> Iterator[Path]:
 
 
 def killers(mutant: Mutant, cases: Sequence[dict[str, Any]], timeout: float = 900.0) -> list[str]:
-    """The ids of the cases that fail on the mutant. One that cannot even start fails all of them."""
+    """The ids of the cases that fail on the mutant. Raises RuntimeError for one that cannot even be imported."""
     ids = [case["id"] for case in cases]
     with patched(mutant) as folder:
         paths = [str(GOLDEN / name) for name in ("v1/http", "v2/http", "v2/laws", "worker")]
@@ -97,6 +97,6 @@ def killers(mutant: Mutant, cases: Sequence[dict[str, Any]], timeout: float = 90
         )
     lines = [line for line in done.stdout.splitlines() if line.startswith("failed:")]
     if not lines:
-        return ids
+        raise RuntimeError(f"mutant {mutant.name} could not be judged: {done.stderr[-2000:]}")
     failed: list[str] = json.loads(lines[-1].removeprefix("failed:"))
     return failed

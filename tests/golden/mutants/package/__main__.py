@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         claimed = [case for case in hand_cases(mutant.stage) if mutant.name in case["kills"]]
         try:
             failed = killers(mutant, hand_cases(mutant.stage) if against_all else claimed)
-        except LookupError as error:
+        except (LookupError, RuntimeError) as error:
             bad.append(str(error))
             continue
         lost = [case["id"] for case in claimed if case["id"] not in failed]
