@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,7 +85,7 @@ class _Job:
 
     step: Mapping[str, Any]
     thread: threading.Thread
-    exchange: Exchange | None
+    exchange: Exchange
     connection: http.client.HTTPConnection
     result: list[Reply | OSError] = field(default_factory=list)
     hung_up: bool = False
@@ -113,7 +114,8 @@ class HttpRun:
             for job in self._jobs.values():
                 self._abandon(job)
             for session in set(self._sessions.values()):
-                self._send("DELETE", f"/sessions/{session}", None, {})
+                with suppress(OSError, http.client.HTTPException):  # what matters was judged already
+                    self._send("DELETE", f"/sessions/{session}", None, {})
 
     def _step(self, step: Mapping[str, Any]) -> list[str]:
         match step["do"]:
@@ -121,7 +123,7 @@ class HttpRun:
                 self._start(step["step"], step["as"])
                 return []
             case "release":
-                self._release(self._jobs[step["job"]])
+                self._server.backend.release(self._jobs[step["job"]].exchange)
                 return []
             case "hang_up":
                 self._hang_up(self._jobs[step["job"]])
@@ -134,8 +136,7 @@ class HttpRun:
         try:
             reply = self._call(step, self._connect())
         finally:
-            if exchange is not None:
-                self._server.backend.end(exchange)
+            self._server.backend.end(exchange)
         return self._judge(step, reply, exchange)
 
     def _until(self, step: Mapping[str, Any]) -> list[str]:
@@ -232,10 +233,6 @@ class HttpRun:
         if not exchange.arrived.wait(TIMEOUT):
             raise CaseError(f"job {name!r}: neither a backend call nor a reply within {TIMEOUT:.0f} s")
 
-    def _release(self, job: _Job) -> None:
-        if job.exchange is not None:
-            self._server.backend.release(job.exchange)
-
     def _hang_up(self, job: _Job) -> None:
         job.hung_up = True
         if job.connection.sock is not None:
@@ -245,8 +242,7 @@ class HttpRun:
     def _join(self, step: Mapping[str, Any]) -> list[str]:
         job = self._jobs.pop(step["job"])
         job.thread.join(TIMEOUT)
-        if job.exchange is not None:
-            self._server.backend.end(job.exchange)
+        self._server.backend.end(job.exchange)
         if not job.result:
             return [f"job {step['job']!r}: no reply within {TIMEOUT:.0f} s; was it released?"]
         reply = job.result[0]
@@ -258,13 +254,12 @@ class HttpRun:
         return self._judge(merged, reply, job.exchange)
 
     def _abandon(self, job: _Job) -> None:
-        if job.exchange is not None:
-            self._server.backend.end(job.exchange)
+        self._server.backend.end(job.exchange)
         job.thread.join(TIMEOUT)
 
     # Judging
 
-    def _judge(self, step: Mapping[str, Any], reply: Reply, exchange: Exchange | None) -> list[str]:
+    def _judge(self, step: Mapping[str, Any], reply: Reply, exchange: Exchange) -> list[str]:
         self._keep(step, reply)
         expect = self._refs.resolve(step.get("expect") or {})
         found: list[str] = []
@@ -280,7 +275,7 @@ class HttpRun:
         found += self._headers(expect.get("headers", {}), reply)
         if "content_type" in expect:
             found += subset_differences(expect["content_type"], reply.media_type, "content type")
-        if "backend_request" in expect and exchange is not None:
+        if "backend_request" in expect:
             found += _backend_request(expect["backend_request"], exchange.requests)
         if "samples" in expect:
             found += self._samples(expect["samples"], reply)
