@@ -2,6 +2,7 @@
 
 A call's name is its call_id. `fn` without a colon is one of `miles_ref.testing.agents`. Beyond cases.md:
 `request` sends any method, path and `raw` body; `exited` waits for the worker's end and compares `exit`, its status;
+`gone` waits until the process `pid` has ended;
 `start` runs a step in a thread and `join` compares it, for polls that are held; `$ref`, `save` and the markers of
 `miles_ref.testing.subset` work as for http. At the end the worker is killed, and no child may outlive it.
 """
@@ -111,6 +112,8 @@ class WorkerRun:
                 self._launch()
             case "exited":
                 return self._exited(step)
+            case "gone":
+                return self._gone(self._refs.resolve(step["pid"]))
             case "until":
                 return self._until(step["step"])
             case "start":
@@ -141,6 +144,15 @@ class WorkerRun:
                 return [f"the worker still runs after {UNTIL_TIMEOUT:.0f} s"]
             time.sleep(0.02)
         return subset_differences(step.get("expect", {}).get("exit", 0), self._running().returncode, "exit status")
+
+    @staticmethod
+    def _gone(pid: int) -> list[str]:
+        end = time.monotonic() + GONE_TIMEOUT
+        while _runs(pid):
+            if time.monotonic() > end:
+                return [f"process {pid} still runs after {GONE_TIMEOUT:.0f} s"]
+            time.sleep(0.02)
+        return []
 
     def _kill_worker(self) -> None:
         """SIGKILL to the worker alone: its children have to notice by themselves."""
@@ -274,6 +286,13 @@ class WorkerRun:
             f"body: {show(part)} is not in {show(text)}" for part in expect.get("text_mentions", []) if part not in text
         ]
         return found
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _json(body: Any) -> bytes | None:
