@@ -281,7 +281,8 @@ class WorkerRun:
         if "body" in expect:
             found += subset_differences(expect["body"], value, "body")
         for name, wanted in expect.get("headers", {}).items():
-            found += subset_differences(wanted, headers.get(name), f"header {name}")
+            got = [headers[name]] if name in headers else []
+            found += subset_differences([] if wanted is None else [wanted], got, f"header {name}")
         found += [
             f"body: {show(part)} is not in {show(text)}" for part in expect.get("text_mentions", []) if part not in text
         ]
