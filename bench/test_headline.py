@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -31,17 +32,19 @@ def server_flags(layers: int) -> list[str]:
     return ["--use-rollout-routing-replay", "--num-layers", str(LAYERS), "--moe-router-topk", str(TOPK)]
 
 
-class Way:
+class Way(ABC):
     """One way to get the sample, and what it costs."""
 
     def __init__(self, episode: Episode, server_pid: int) -> None:
         self.episode, self.server_pid = episode, server_pid
 
+    @abstractmethod
     def fetch(self) -> bytes:
-        raise NotImplementedError
+        """What crosses the wire."""
 
+    @abstractmethod
     def assemble(self, body: bytes) -> Any:
-        raise NotImplementedError
+        """The sample, on the driver."""
 
     def run(self) -> Any:
         return self.assemble(self.fetch())

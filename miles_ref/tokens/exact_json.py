@@ -38,6 +38,21 @@ def parse_object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether containers are nested more than `levels` levels in a JSON value; looked for without recursion."""
+    level = [value]
+    for _ in range(levels):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
 def exact(value: Any) -> Any:
     """A value that some JSON reader made, with its numbers as `Number` (a float is the number that its repr spells).
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from miles_ref.errors import MessageValidationError, UsageError
 from miles_ref.records import IntArray
-from miles_ref.tokens.exact_json import same
+from miles_ref.tokens.exact_json import is_deeper, same
 from miles_ref.tokens.families import BoundFamily, Family
 from miles_ref.tokens.tokenizer import Tokenizer
 
@@ -285,7 +285,9 @@ def _read_arguments(text: str) -> dict[str, Any] | None:
         value = json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or (text.count("{") + text.count("[") > _ARGUMENTS_DEPTH and _too_deep(value)):
+    if not isinstance(value, dict) or (
+        text.count("{") + text.count("[") > _ARGUMENTS_DEPTH and is_deeper(value, _ARGUMENTS_DEPTH)
+    ):
         return None
     return None if _ESCAPED_SURROGATE.search(text) and _has_lone_surrogate(value) else value
 
@@ -315,20 +317,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
-
-
-def _too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(_ARGUMENTS_DEPTH):
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _dummy_conversation(last_stored_message: Message) -> list[Message]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from miles_ref.tokens.exact_json import is_deeper
+
 Raw = msgspec.Raw
 Buffer = bytes | bytearray | memoryview | msgspec.Raw
 
@@ -48,7 +50,7 @@ def parse(text: Buffer) -> Any:
     """The value of a JSON text, integers exact at any size. Raises RawJSONError, also beyond MAX_DEPTH levels."""
     value = parse_any_depth(text)
     view = bytes(memoryview(text))
-    if view.count(b"[") + view.count(b"{") > MAX_DEPTH and is_too_deep(value):
+    if view.count(b"[") + view.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
         raise RawJSONError(f"nested more than {MAX_DEPTH} levels deep")
     return value
 
@@ -59,21 +61,6 @@ def parse_any_depth(text: Buffer) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise RawJSONError(_reason(error)) from error
-
-
-def is_too_deep(value: Any) -> bool:
-    """Whether containers are nested more than MAX_DEPTH levels."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def dump(value: Any) -> bytes:

@@ -16,14 +16,15 @@ from typing import Any
 import pybase64
 
 from miles_ref.errors import GenerationAbortedError, UpstreamResponseError
+from miles_ref.tokens.exact_json import is_deeper
 from miles_ref.trajectory.node import ReplayField
 from miles_ref.trajectory.raw_json import (
+    MAX_DEPTH,
     Buffer,
     RawJSONError,
     cut_list,
     cut_object,
     dump,
-    is_too_deep,
     parse,
     parse_any_depth,
 )
@@ -315,7 +316,7 @@ def _read_spelled_by_python(body: bytes) -> Reply:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise RawJSONError(str(error) or "nested too deeply") from error
-    if is_too_deep(value):
+    if is_deeper(value, MAX_DEPTH):
         raise RawJSONError("nested too deeply")
     try:
         legal = json.dumps(_named(value), ensure_ascii=False).encode()

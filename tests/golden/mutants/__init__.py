@@ -44,10 +44,10 @@ class Mutant:
     patches: tuple[Patch, ...]
 
 
-def mutants() -> list[Mutant]:
-    """All mutants, by stage."""
+def mutants(folder: Path = Path(__file__).parent) -> list[Mutant]:
+    """All mutants of a folder, by the stage (or room) that its files are named after."""
     found = []
-    for file in sorted(Path(__file__).parent.glob("*.toml")):
+    for file in sorted(folder.glob("*.toml")):
         for entry in tomllib.loads(file.read_text(encoding="utf-8"))["mutant"]:
             patches = tuple(Patch(**patch) for patch in entry["patch"])
             found.append(Mutant(entry["name"], file.stem, entry["description"], patches))

@@ -12,14 +12,14 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.golden.mutants import GOLDEN, Mutant, Patch
+from tests.golden.mutants import GOLDEN, Mutant
+from tests.golden.mutants import mutants as read_mutants
 
 PACKAGE = GOLDEN.parent.parent / "miles_ref"
 ROOMS = {"server": "http", "worker": "worker", "laws": "assemble"}
@@ -48,12 +48,7 @@ finally:
 
 def mutants() -> list[Mutant]:
     """All mutants, by room."""
-    found = []
-    for file in sorted(Path(__file__).parent.glob("*.toml")):
-        for entry in tomllib.loads(file.read_text(encoding="utf-8"))["mutant"]:
-            patches = tuple(Patch(**patch) for patch in entry["patch"])
-            found.append(Mutant(entry["name"], file.stem, entry["description"], patches))
-    return found
+    return read_mutants(Path(__file__).parent)
 
 
 def hand_cases(room: str | None = None) -> list[dict[str, Any]]:
