@@ -16,6 +16,9 @@ from miles_ref.trajectory.raw_json import RawJSONError, dump, join_object, parse
 _ON_LOOP_TOKENS = {True: 200_000, False: 20_000}
 """Up to here, for one leaf and for several, an assembly is over before anybody notices; the others run in a thread."""
 
+_ON_LOOP_BYTES = 32 << 20
+"""The same for what a session stores: replay rows are copied into the payload, far more bytes than its tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplesRequest:
@@ -61,7 +64,8 @@ class Collector:
     async def collect(self, session: Session, request: SamplesRequest) -> bytes:
         """The samples payload. Raises AssemblyError (422)."""
         snapshot = Snapshot(session)
-        if snapshot.token_count <= _ON_LOOP_TOKENS[len(snapshot.leaves) == 1]:
+        few_tokens = snapshot.token_count <= _ON_LOOP_TOKENS[len(snapshot.leaves) == 1]
+        if few_tokens and session.stored_bytes <= _ON_LOOP_BYTES:
             return self._collect(snapshot, request)
         return await asyncio.to_thread(self._collect, snapshot, request)
 
