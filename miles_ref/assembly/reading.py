@@ -68,9 +68,9 @@ def read_output(pairs: Any) -> tuple[IntArray, FloatArray]:
     field = "output_token_logprobs"
     if not isinstance(pairs, list):
         raise FieldError(field, "is absent" if pairs is None else f"is {pairs!r:.80}, not a list")
-    for at, pair in enumerate(pairs):
-        if not isinstance(pair, list | tuple) or len(pair) < 2:
-            raise FieldError(f"{field}[{at}]", f"is {pair!r:.80}, not [logprob, token_id, ...]")
+    if not set(map(type, pairs)) <= {list, tuple} or min(map(len, pairs), default=2) < 2:
+        at = next(at for at, pair in enumerate(pairs) if type(pair) not in (list, tuple) or len(pair) < 2)
+        raise FieldError(f"{field}[{at}]", f"is {pairs[at]!r:.80}, not [logprob, token_id, ...]")
     ids = read_ids([pair[1] for pair in pairs], field)
     column = [pair[0] for pair in pairs]
     if not set(map(type, column)) <= {float, int}:

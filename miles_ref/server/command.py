@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from miles_ref.server.app import SessionServer
 
 _ENGINE_TIMEOUT = 120.0  # seconds for torch to be imported and the model to be built
+_COLLECT_AFTER = 10_000  # new objects
 
 
 def _json_object(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
@@ -134,6 +135,7 @@ async def _serve(server: SessionServer, host: str, port: int) -> None:
     await runner.setup()
     gc.collect()
     gc.freeze()  # The imported libraries stay for good: no collection needs to walk them again.
+    gc.set_threshold(_COLLECT_AFTER)  # Turns make few cycles, and many objects that stay.
     try:
         await web.TCPSite(runner, host, port, backlog=1024).start()
         print(json.dumps({"url": _url(host, runner.addresses[0]), "pid": os.getpid()}), flush=True)

@@ -11,6 +11,7 @@ from miles_ref.errors import BudgetExceededError, SessionExpiredError, SessionNo
 from miles_ref.server.settings import Trajectory
 from miles_ref.trajectory.linear import LinearTrajectory
 from miles_ref.trajectory.node import Node
+from miles_ref.trajectory.request import Seen
 from miles_ref.trajectory.turn import Attachment
 
 _EXPIRED_KEPT = 100_000
@@ -32,6 +33,8 @@ class Session:
         self.created = self.last_used = now
         self.in_flight = 0
         self.closed = False
+        self.seen: Seen | None = None
+        """The last committed request's beginning."""
         self.mismatches: dict[int, Any] = {}
         """Mismatch reports by node, as far as they have been computed."""
 

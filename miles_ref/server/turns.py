@@ -67,26 +67,29 @@ class TurnRunner:
                 return TurnResult(status, reply_headers, raw, None, False, False)
             reply = await _work(len(raw), lambda: read_reply(raw))
             async with session.lock:
-                committed = await self._commit(session, turn, reply, requested)
+                committed = await self._commit(session, request, turn, reply, requested)
         finally:
             session.in_flight -= 1
         return TurnResult(status, reply_headers, reply.client_body, reply, request.stream, committed)
 
     def _prepare(self, session: Session, body: bytes) -> tuple[ChatRequest, Turn]:
-        request = ChatRequest(body)
+        request = ChatRequest(body, session.seen)
         self._planner.check(request)
         trajectory = session.trajectory
         attachment = trajectory.attach(request.messages, session.in_flight)
         return request, self._planner.plan(attachment, trajectory.snapshot(attachment), request)
 
-    async def _commit(self, session: Session, turn: Turn, reply: Reply, requested: float) -> bool:
+    async def _commit(self, session: Session, request: ChatRequest, turn: Turn, reply: Reply, requested: float) -> bool:
         trajectory = session.trajectory
         if session.closed or not trajectory.can_commit(turn.attachment):
             return False
         times = Times(requested=requested, committed=self._clock())
         size = sum(len(payload) for payload in reply.payloads.values())
         node = await _work(size, lambda: self._committer.node(turn, reply, trajectory.next_seq, times))
-        return session.commit(turn.attachment, node)
+        if not session.commit(turn.attachment, node):
+            return False
+        session.seen = request.as_seen(node.seq)
+        return True
 
     def _check_budget(self, session: Session) -> None:
         if self._max_session_bytes and session.stored_bytes >= self._max_session_bytes:

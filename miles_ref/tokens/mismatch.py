@@ -189,15 +189,16 @@ def _special_table(special_ids: frozenset[int]) -> npt.NDArray[np.bool_]:
 
 def _cut(ids: IntArray, special_ids: Set[int]) -> list[tuple[int, int, bool]]:
     """(start, end, special) of each special token and each run of other ids between them."""
-    if not len(ids):
-        return []
-    special = _special_table(frozenset(special_ids)).take(ids, mode="clip")
-    begins = special.copy()
-    begins[0] = True
-    begins[1:] |= special[:-1]
-    starts = np.flatnonzero(begins)
-    ends = np.append(starts[1:], len(ids))
-    return list(zip(starts.tolist(), ends.tolist(), special[starts].tolist(), strict=True))
+    spans: list[tuple[int, int, bool]] = []
+    start = 0
+    for at in np.flatnonzero(_special_table(frozenset(special_ids)).take(ids, mode="clip")).tolist():
+        if start < at:
+            spans.append((start, at, False))
+        start = at + 1
+        spans.append((at, start, True))
+    if start < len(ids):
+        spans.append((start, len(ids), False))
+    return spans
 
 
 def _decoded(ids: IntArray, tokenizer: Tokenizer) -> Segments:

@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from miles_ref.data import tokenizer_names, tokenizer_path
 from miles_ref.errors import MessageValidationError, TokenizationError, UsageError
 from miles_ref.records import IntArray
+from miles_ref.tokens.byte_level import AsciiEncoder, TokenBytes, ascii_encoder, byte_letters, pattern_of
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -159,19 +160,28 @@ class HFTokenizer:
         self._template: Template = _direct_template(self._hf) or partial(_apply_chat_template, self._hf)
         self._backend = getattr(self._hf, "backend_tokenizer", None)
         self.pieces: TextPieces | None = None
+        self._token_bytes: TokenBytes | None = None
+        self._ascii: AsciiEncoder | None = None
         if self._backend is not None:
             # A tokenizer.json may carry these from its training; they would cut or pad prompts.
             self._backend.no_truncation()
             self._backend.no_padding()
-            self.pieces = _byte_level_pieces(self._backend, self.special_ids)
+            state = json.loads(self._backend.to_str())
+            self.pieces = _byte_level_pieces(state, self._backend, self.special_ids)
+            if self.pieces is not None:
+                self._token_bytes = TokenBytes(self._backend)
+                self._ascii = ascii_encoder(state, self._backend)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`. Raises MessageValidationError (400) for a lone surrogate."""
         try:
             if self._backend is None:
                 return cast("list[int]", self._hf.encode(text, add_special_tokens=False))
-            # The batch call is the one that does not work out character offsets, which cost as much as the ids.
-            return cast("list[int]", self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+            ids = None if self._ascii is None or not text.isascii() else self._ascii.encode(text)
+            if ids is None:
+                # The batch call is the one that does not work out character offsets, which cost as much as the ids.
+                ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return cast("list[int]", ids)
         except (TypeError, UnicodeEncodeError) as error:
             raise MessageValidationError(f"{self.name} cannot encode the text, it holds a lone surrogate") from error
 
@@ -179,6 +189,8 @@ class HFTokenizer:
         """The text of `ids`; ids that the vocabulary lacks give nothing. Raises TokenizationError for a non-id."""
         numbers = _to_list(ids)
         try:
+            if self._token_bytes is not None:
+                return self._token_bytes.decode(numbers)
             if self._backend is None:
                 return cast(
                     "str", self._hf.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -310,19 +322,18 @@ def _as_transformers_shows(message: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _byte_level_pieces(backend: Any, special_ids: frozenset[int]) -> TextPieces | None:
+def _byte_level_pieces(state: Mapping[str, Any], backend: Any, special_ids: frozenset[int]) -> TextPieces | None:
     """The pieces of a byte level BPE tokenizer whose every step is known to keep the text; None for any other.
 
     Byte level BPE maps each byte of a text to a letter, merges letters, and decodes by joining their bytes. So a text
     comes back whole when its pre-tokenizer drops and adds nothing and the vocabulary has all 256 letters.
     """
-    state = json.loads(backend.to_str())
     model, normalizer, added = state["model"], state["normalizer"], state["added_tokens"]
     exact = (
         not backend.encode_special_tokens
         and model["type"] == "BPE"
         and not any(model.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
-        and model["vocab"].keys() >= set(_byte_letters())
+        and model["vocab"].keys() >= set(byte_letters())
         and _keeps_text(state["pre_tokenizer"])
         and (state["decoder"] or {}).get("type") == "ByteLevel"
         and (normalizer is None or normalizer["type"] == "NFC")
@@ -333,9 +344,8 @@ def _byte_level_pieces(backend: Any, special_ids: frozenset[int]) -> TextPieces 
         return None
     # Tokens that are looked for after normalisation never touch the special ones, which are found before it.
     first = {token["content"]: token["id"] for token in added if not token["normalized"]}
-    pattern = "|".join(re.escape(text) for text in sorted(first, key=len, reverse=True))
     return TextPieces(
-        pattern=re.compile(pattern) if pattern else None,
+        pattern=pattern_of(first),
         special={text: token for text, token in first.items() if token in special_ids},
         normalizer=None if normalizer is None else backend.normalizer.normalize_str,
     )
@@ -358,13 +368,6 @@ def _keeps_text(step: Mapping[str, Any] | None) -> bool:
         or one.get("type") == "Digits"
         for one in steps
     )
-
-
-def _byte_letters() -> list[str]:
-    """The 256 letters of byte level BPE: printable Latin-1 stands for itself, the other bytes for U+0100 onwards."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
 def _to_list(ids: Sequence[int] | IntArray) -> list[int]:

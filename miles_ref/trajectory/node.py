@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import numpy as np
+import orjson
 
 from miles_ref.records import Chain, IntArray, Leaf, Payload, Record
 from miles_ref.tokens.mismatch import SegmentIndex
@@ -206,7 +207,7 @@ class KnownEnds(Sequence[int]):
 
 def ids_text(ids: IntArray) -> bytes:
     """Ids in decimal, separated by commas."""
-    return ",".join(map(str, ids.tolist())).encode()
+    return orjson.dumps(np.ascontiguousarray(ids), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
 
 
 def extended_ids_text(parent: Node | None, snapshot: IntArray, shared: int, more: IntArray) -> Payload:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from miles_ref.errors import MessageValidationError
@@ -15,24 +16,43 @@ from miles_ref.trajectory.raw_json import Buffer, Raw, RawJSONError, cut_list, c
 Message = Mapping[str, Any]
 
 _SPACE = b" \t\r\n"
+_HEAD_END = 64
+_MARK = b'["miles-ref:seen"'
 _BETWEEN = re.compile(rb"[ \t\r\n]*,?[ \t\r\n]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How an earlier request of the session began: the next one mostly begins in the same way.
+
+    A hint on what need not be scanned again; nothing is believed of a request that does not begin so.
+    """
+
+    head: bytes
+    """The body before its messages."""
+    text: bytes
+    """`MessageList.text`."""
+    seq: int
+    """The node that the request became."""
 
 
 class MessageList(Sequence[Message]):
     """The messages of a request: their text, and the values of those that somebody asks for.
 
     `text` is the JSON array without its closing bracket, so that the text of a conversation that goes on begins with
-    the text that it had before.
+    the text that it had before. `array` is the array, or what follows the text of `seen` in it.
     """
 
-    def __init__(self, array: Buffer) -> None:
+    def __init__(self, array: Buffer, seen: Seen | None = None) -> None:
         view = memoryview(array)
-        if view[0] != ord("["):
+        if seen is None and view[0] != ord("["):
             raise MessageValidationError(f"messages must be a list of objects, not {_shown(bytes(view[:100]))}")
         end = len(view) - 1
-        while view[end - 1] in _SPACE:
+        while end and view[end - 1] in _SPACE:
             end -= 1
-        self.text = bytes(view[:end])
+        self.text = bytes(view[:end]) if seen is None else b"".join((seen.text, view[:end]))
+        self.begins_with = None if seen is None else seen.seq
+        """The node whose request's text this one is known to begin with."""
         self._known: Sequence[int] = ()
         self._known_values: dict[int, Message] = {}
         self._rest: list[Message] | None = None
@@ -45,7 +65,7 @@ class MessageList(Sequence[Message]):
         object, or if there is none at all.
         """
         self._known = ends
-        self._rest = []
+        self._rest, self._rest_ends = [], []
         start = _end_of_gap(self.text, ends[-1] if len(ends) else 1)
         for raw in _cut(b"[" + self.text[start:] + b"]"):
             self._rest_ends.append(start + len(memoryview(raw)))
@@ -86,21 +106,26 @@ class MessageList(Sequence[Message]):
 class ChatRequest:
     """The parts of a request's body: `messages`, and all other members as raw texts under their keys.
 
+    `seen` is how an earlier request of the session began.
+
     Raises MessageValidationError (400) for a body that is not a JSON object in UTF-8, without lone surrogates, with a
     list of messages, and `n`, if any, 1.
     """
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, seen: Seen | None = None) -> None:
+        self._body = body
         try:
-            body.isascii() or body.decode()
-            members = cut_object(body)
+            members = None if seen is None else self._cut_after(seen)
+            if members is None:
+                body.isascii() or body.decode()
+                members = cut_object(body)
+                if "messages" not in members:
+                    raise MessageValidationError("the body has no messages")
+                self.messages = MessageList(members.pop("messages"))
         except UnicodeDecodeError as error:
             raise MessageValidationError(f"the body is not UTF-8: {error}") from error
         except RawJSONError as error:
             raise MessageValidationError(f"the body is not a JSON object: {error}") from error
-        if "messages" not in members:
-            raise MessageValidationError("the body has no messages")
-        self.messages = MessageList(members.pop("messages"))
         self.members: dict[str, bytes] = {key: bytes(raw) for key, raw in members.items()}
         self._values: dict[str, Any] = {}
         for key in self.members:
@@ -109,6 +134,35 @@ class ChatRequest:
         n = self.value("n")
         if n is not None and (isinstance(n, bool) or n != 1):
             raise MessageValidationError(f"n is {n!r:.100}: one choice is what a session can record; leave it out or 1")
+
+    def as_seen(self, seq: int) -> Seen:
+        """What the next request may begin with, if this one becomes node `seq`."""
+        # Searching for the whole text would cost more than the hint saves.
+        head = self._body[: self._body.index(self.messages.text[:_HEAD_END])]
+        return Seen(head, self.messages.text, seq)
+
+    def _cut_after(self, seen: Seen) -> dict[str, Raw] | None:
+        """The members but for the messages, where the body begins as `seen` does; else None.
+
+        The seen text is cut out before the body is read. The mark in its place stands nowhere else, so the value that
+        begins with it shows that the text is in truth the beginning of the messages.
+        """
+        body, size = self._body, len(seen.head) + len(seen.text)
+        if not (body.startswith(seen.head) and body.startswith(seen.text, len(seen.head))):
+            return None
+        rest = b"".join((seen.head, _MARK, memoryview(body)[size:]))
+        if rest.count(_MARK) != 1:
+            return None
+        try:
+            rest.isascii() or rest.decode()
+            members = cut_object(rest)
+        except (UnicodeDecodeError, RawJSONError):
+            return None  # Read as a whole, it gets an error that tells where.
+        messages = memoryview(members.pop("messages", b""))
+        if bytes(messages[: len(_MARK)]) != _MARK:
+            return None
+        self.messages = MessageList(messages[len(_MARK) :], seen)
+        return members
 
     def value(self, key: str) -> Any:
         """The parsed member, None where there is none."""

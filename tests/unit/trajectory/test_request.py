@@ -6,7 +6,7 @@ import pytest
 
 from miles_ref.errors import MessageValidationError
 from miles_ref.trajectory.raw_json import MAX_DEPTH
-from miles_ref.trajectory.request import ChatRequest, MessageList
+from miles_ref.trajectory.request import ChatRequest, MessageList, Seen
 
 MESSAGES = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "zwei ü"}, {"role": "user"}]
 
@@ -83,3 +83,66 @@ def test_ends_are_where_a_message_ends() -> None:
     text = b'[ {"a": 1 } , {"b":2}]'
     ends = MessageList(text).ends(0)
     assert [text[: ends[0]], text[ends[0] : ends[1]]] == [b'[ {"a": 1 }', b' , {"b":2}']
+
+
+EARLIER = b'{"model": "m", "messages": [{"role": "user", "content": "\xc3\xa9"} ], "n": 1}'
+HEAD, TEXT = b'{"model": "m", "messages": ', b'[{"role": "user", "content": "\xc3\xa9"}'
+MARK = b'["miles-ref:seen"'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        EARLIER,
+        HEAD + TEXT + b"]}",
+        HEAD + TEXT + b' , {"role": "tool"} ] , "a": [1]}',
+        HEAD + TEXT + b', {"role": "tool"}], "model": "other", "model": "last"}',
+        HEAD + TEXT + b'], "messages": [{"role": "system"}]}',
+        HEAD + TEXT + b'], "mess\\u0061ges": [{"role": "system"}]}',
+        HEAD + TEXT + b'], "messages": ' + MARK + b"]}",
+        HEAD + TEXT + b', {"content": "' + MARK.replace(b'"', b'\\"') + b'"}]}',
+        HEAD + TEXT + b', {"content": ' + MARK + b"]}]}",
+        HEAD + TEXT + b'], "messages": null}',
+        HEAD + TEXT + b', null], "n": 1}',
+        HEAD + TEXT + b', {"role": "\xff"}]}',
+        HEAD + TEXT + b', {"role": "\xc3"}]}',
+        HEAD + TEXT + b".5]}",
+        HEAD + TEXT + b"",
+        HEAD + TEXT + b"]",
+        HEAD + TEXT + b"]} trailing",
+        HEAD + TEXT + b'], "n": 2}',
+        HEAD + TEXT[:-1] + b', "name": "b"}]}',
+        HEAD.replace(b"m", b"M", 1) + TEXT + b"]}",
+        b'{"messages": [], ' + HEAD[1:] + TEXT + b"]}",
+        b"",
+    ],
+)
+def test_what_was_seen_changes_nothing(body: bytes) -> None:
+    """A request reads the same, or is refused the same, whatever an earlier one of the session began with."""
+    seen = ChatRequest(EARLIER).as_seen(7)
+    assert seen == Seen(HEAD, TEXT, 7)
+    assert _outcome(body, seen) == _outcome(body, None)
+
+
+@pytest.mark.parametrize("rest", [b"]}", b', {"role": "tool", "content": "x"}], "a": 1}'])
+def test_a_request_that_goes_on_is_known_to(rest: bytes) -> None:
+    request = ChatRequest(HEAD + TEXT + rest, ChatRequest(EARLIER).as_seen(7))
+    assert request.messages.begins_with == 7
+    assert request.as_seen(8).head == HEAD
+    assert ChatRequest(HEAD + TEXT + rest).messages.begins_with is None
+
+
+def test_a_text_whose_beginning_stands_earlier_is_a_hint_that_helps_nobody() -> None:
+    long = b'[{"role": "user", "content": "' + b"x" * 100
+    body = b'{"before": ' + long + b'"}], "messages": ' + long + b'y"}]}'
+    seen = ChatRequest(body).as_seen(0)
+    assert ChatRequest(body, seen).messages.begins_with is None
+
+
+def _outcome(body: bytes, seen: Seen | None) -> object:
+    try:
+        request = ChatRequest(body, seen)
+        messages = list(request.messages)
+    except MessageValidationError as error:
+        return str(error)
+    return request.messages.text, messages, request.messages.ends(0), request.members, request.stream
