@@ -6,6 +6,9 @@
 #   make check       lint, format, types, layers
 #   make bench       measure; bench-report and bench-compare use what it saved
 #   make mutants     prove that the corpus can fail
+#   make mutation-sweep   general mutants of four rooms for 30 minutes: a score and the survivors
+#                         (ARGS="--seed 2 --sample 100 --minutes 10 --workers 2 --room wire")
+#   make oracle-compare   the package and the oracle on 100,000 random cases  (ARGS="--seed 1 --count 4000")
 #   make abort-matrix, make test-sglang
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,10 +17,12 @@ ARGS ?=
 BIN := $(VENV)/bin
 ENGINE := $(VENV)/.installed-engine
 TEST := $(VENV)/.installed-test
+MUTATION := $(VENV)/.installed-mutation
 OUT := out
 RESULTS := $(OUT)/bench.json
 
-.PHONY: demo test check bench bench-report bench-compare mutants abort-matrix test-sglang clean
+.PHONY: demo test check bench bench-report bench-compare mutants mutation-sweep oracle-compare \
+    abort-matrix test-sglang clean
 .DEFAULT_GOAL := test
 
 demo: $(ENGINE)
@@ -47,6 +52,12 @@ mutants: $(TEST)
 	$(BIN)/python -m tests.golden.mutants $(ARGS)
 	$(BIN)/python -m tests.golden.mutants.package $(ARGS)
 
+mutation-sweep: $(MUTATION)
+	$(BIN)/python -m tests.golden.mutants.sweep --minutes 30 --out $(OUT)/mutation-sweep.json $(ARGS)
+
+oracle-compare: $(TEST)
+	$(BIN)/python -m tests.golden.oracle.compare --out $(OUT)/oracle-compare $(ARGS)
+
 abort-matrix: $(TEST)
 	mkdir -p $(OUT)
 	$(BIN)/python -m tests.e2e.agents.matrix_report --out $(OUT)/abort-matrix.json $(ARGS)
@@ -65,6 +76,10 @@ $(ENGINE): $(VENV)/bin/python pyproject.toml constraints.txt
 $(TEST): $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@ $(ENGINE)
+
+$(MUTATION): $(TEST)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[mutation]'
+	touch $@
 
 # Where Debian's python3 has no venv module of its own, virtualenv does the same.
 $(VENV)/bin/python:
