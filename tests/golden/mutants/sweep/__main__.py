@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked=sample.size,
         population=len(order),
         left_out=dict(found.left_out),
-        not_compiling=sample.not_compiling,
+        discarded=sample.discarded,
         seconds=time.monotonic() - started,
         versions=versions,
         control=seconds,
@@ -133,7 +133,7 @@ class Sample:
         self.end: float | None = None
         self.results: list[Result] = []
         self.wrong: list[str] = []
-        self.not_compiling = 0
+        self.discarded = 0
         self._root = root
         self._order = order
         self._explained = explained
@@ -150,7 +150,7 @@ class Sample:
                 return
             made = self._made(mutation)
             if made is None:
-                self.not_compiling += 1
+                self.discarded += 1
                 continue
             begun += 1
             job = Job(

@@ -9,7 +9,7 @@
 | speed | `slots=`, `gc=`, `maxsize=`, and caches as decorators: memory and time only |
 | identity | `==` to `is`, `!=` to `is not`: whether equal values are one object is the interpreter's business |
 
-A mutant that does not compile is left out as well, when it is drawn: it says nothing about the tests.
+A mutant that does not compile, or compiles to the same program, is left out as well, when it is drawn.
 """
 
 from __future__ import annotations

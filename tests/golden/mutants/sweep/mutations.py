@@ -6,7 +6,9 @@ A *site* is a place and a family of operators: one `+` gives eleven mutants of t
 
 from __future__ import annotations
 
+import ast
 import difflib
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -99,18 +101,23 @@ def all_mutations(source: str, file: str) -> Iterator[Mutation]:
 
 
 def make(mutation: Mutation, source: str) -> Made | None:
-    """Carry a mutation out; None when the result does not compile or is the source itself."""
+    """Carry a mutation out; None when the result does not compile, or is the same program (1e16 + 1 is 1e16)."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.operators.provider import OperatorProvider
 
     mutated = mutate_code(source, OperatorProvider()[mutation.operator](), mutation.occurrence)
-    if mutated is None or mutated == source:
-        return None
-    try:
-        compile(mutated, mutation.file, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return None
-    return made(mutation.file, source, mutated)
+    return made(mutation.file, source, mutated) if mutated is not None and differs(source, mutated) else None
+
+
+def differs(source: str, mutated: str) -> bool:
+    """Whether a mutated source compiles, to another program than the source."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as: "is" with a literal
+        try:
+            compile(mutated, "<mutant>", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError):
+            return False
+    return ast.dump(ast.parse(source)) != ast.dump(ast.parse(mutated))
 
 
 def made(file: str, source: str, mutated: str) -> Made:

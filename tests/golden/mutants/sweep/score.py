@@ -78,7 +78,8 @@ class Sweep:
     """Mutants of the sample; those that ran are fewer where the time ended first."""
     population: int
     left_out: Mapping[str, int]
-    not_compiling: int
+    discarded: int
+    """Mutants that were drawn, and do not compile or are the same program."""
     seconds: float
     versions: Mapping[str, Any]
     control: Mapping[str, Mapping[str, float]]
@@ -99,7 +100,7 @@ class Sweep:
         return {
             "format": FORMAT,
             "seed": self.seed,
-            "sample": {"asked": self.asked, "run": len(self.results), "not_compiling": self.not_compiling},
+            "sample": {"asked": self.asked, "run": len(self.results), "discarded": self.discarded},
             "population": {"mutants": self.population, "left_out": dict(self.left_out)},
             "seconds": round(self.seconds, 1),
             "versions": dict(self.versions),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.golden.mutants import GOLDEN
-from tests.golden.mutants.sweep import survivors
+from tests.golden.mutants.sweep import __main__ as program
+from tests.golden.mutants.sweep import forkserver, survivors
 from tests.golden.mutants.sweep.filters import left_out, reason_for
-from tests.golden.mutants.sweep.mutations import Mutation, drawn, made, numbered
+from tests.golden.mutants.sweep.mutations import Mutation, differs, drawn, made, numbered
 from tests.golden.mutants.sweep.score import KILLED, SURVIVED, TIMED_OUT, Result, Score, Sweep, score
-from tests.golden.mutants.sweep.workers import UNIT, unit_tests
+from tests.golden.mutants.sweep.workers import UNIT, WorkerError, unit_tests
 
 REPOSITORY = GOLDEN.parent.parent
 SOURCE = '''\
@@ -82,6 +88,20 @@ def test_what_cannot_mean_anything_is_left_out(text: str, nth: int, operator: st
     assert reason_for(left_out(SOURCE), place_of(text, nth), operator) == reason
 
 
+@pytest.mark.parametrize(
+    ("mutated", "another"),
+    [
+        ("x = 1e16\n", False),
+        ("x = (1e16 + 0.0)\n", True),
+        ("x = +\n", False),
+        ("x =  1e+16\n", False),
+        ("x = 1 is 1\n", True),
+    ],
+)
+def test_only_what_compiles_to_another_program_is_a_mutant(mutated: str, another: bool) -> None:
+    assert differs("x = 1e16\n", mutated) is another
+
+
 def mutations() -> list[Mutation]:
     """Ten sites on as many lines: at each eleven mutants of one operator and two of another."""
     found = []
@@ -140,7 +160,7 @@ def test_a_summary_has_each_room_and_each_survivor_with_its_difference() -> None
     assert "miles_ref/wire/a.py:1 NumberReplacer\n\n```diff\n@@ -1 +1 @@\n-x = 1\n+x = 2\n```" in text
     assert "- an entry" in text
     saved = sweep.to_json()
-    assert saved["sample"] == {"asked": 9, "run": 3, "not_compiling": 1}
+    assert saved["sample"] == {"asked": 9, "run": 3, "discarded": 1}
     assert [one["outcome"] for one in saved["mutants"]] == [KILLED, SURVIVED, KILLED]
     assert saved["score"]["total"]["raw"] == 66.67
 
@@ -200,3 +220,106 @@ def test_the_tests_named_after_the_mutated_file_come_first(room: str) -> None:
     ordered = unit_tests(REPOSITORY, room, f"miles_ref/{room}/{module}.py")
     assert ordered[0] == last
     assert sorted(ordered) == sorted(tests)
+
+
+@pytest.fixture
+def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> program.Sample:
+    """Of three mutants; those of Replace_0 do not compile, one of Replace_1 is explained."""
+    (tmp_path / "tests" / "unit" / "wire").mkdir(parents=True)
+    (tmp_path / "miles_ref" / "wire").mkdir(parents=True)
+    (tmp_path / "miles_ref" / "wire" / "a.py").write_text("x = 1\n", encoding="utf-8")
+
+    def make(mutation: Mutation, source: str) -> Any:
+        return None if mutation.operator == "Replace_0" else made(mutation.file, source, f"x = {mutation.operator!r}\n")
+
+    monkeypatch.setattr(program, "make", make)
+    explained = [entry(operator="Replace_1", line="x0 + 1", becomes="x = 'Replace_1'")]
+    seconds = {"wire": {"data cases": 2.0}}
+    return program.Sample(tmp_path, mutations(), explained, seconds, 10.0, size=3)
+
+
+def answer(outcome: str, **more: str) -> dict[str, Any]:
+    return {"outcome": outcome, "stage": "data cases", "by": "", "detail": "", "stages": {"data cases": 1.5}, **more}
+
+
+def test_a_sample_has_its_size_in_mutants_that_compile(sample: program.Sample) -> None:
+    jobs = list(sample.jobs())
+    assert [mutation.operator for (mutation, _), _ in jobs] == ["Replace_1", "Replace_2", "Replace_3"]
+    assert sample.discarded == 1
+    assert jobs[0][1].source == "x = 'Replace_1'\n"
+    assert jobs[0][1].limits["data cases"] == 18.0
+    assert jobs[0][1].limits["http cases"] == 10.0
+
+
+def test_no_mutant_begins_after_the_end(sample: program.Sample) -> None:
+    sample.end = time.monotonic() + 3600
+    jobs = sample.jobs()
+    sample.done(next(jobs)[0], answer(KILLED, by="v1/fold/a"))
+    sample.end = time.monotonic() - 1
+    assert list(jobs) == []
+    assert [(one.outcome, one.by, one.seconds) for one in sample.results] == [(KILLED, "v1/fold/a", 1.5)]
+
+
+def test_an_explanation_counts_for_a_survivor_and_is_wrong_for_a_killed_one(sample: program.Sample) -> None:
+    first, second, _ = [judged for judged, _ in sample.jobs()]
+    sample.done(first, answer(SURVIVED))
+    sample.done(second, answer(SURVIVED))
+    assert [one.why for one in sample.results] == ["It is the same.", None]
+    assert sample.wrong == []
+    sample.done(first, answer(TIMED_OUT))
+    assert sample.results[-1].why is None
+    (wrong,) = sample.wrong
+    assert wrong == "miles_ref/wire/a.py: Replace_1 on 'x0 + 1' to \"x = 'Replace_1'\": timed out"
+
+
+def test_what_is_not_the_mutants_doing_ends_the_run(sample: program.Sample) -> None:
+    judged, _ = next(sample.jobs())
+    with pytest.raises(WorkerError, match=r"miles_ref/wire/a\.py: imported from elsewhere"):
+        sample.done(judged, answer("error", detail="imported from elsewhere"))
+    assert sample.results == []
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """The reading and the writing end of a pipe."""
+    read, write = os.pipe()
+    yield read, write
+    os.close(read)
+    os.close(write)
+
+
+def awaited(messages: list[dict[str, str]], limits: dict[str, float], asking: int) -> dict[str, Any]:
+    """What the fork server makes of the messages of a child that then ends."""
+    read, write = os.pipe()
+    for message in messages:
+        os.write(write, json.dumps(message).encode() + b"\n")
+    os.close(write)
+    try:
+        return forkserver._awaited(read, limits, asking)
+    finally:
+        os.close(read)
+
+
+def test_a_child_says_what_killed_it_or_dies(pipe: tuple[int, int]) -> None:
+    limits = {"start": 60.0, "unit tests": 60.0}
+    begin = {"begin": "unit tests"}
+    found = awaited([begin, {"outcome": KILLED, "by": "test_a.py::test_b", "detail": "1 != 2"}], limits, pipe[0])
+    assert found.pop("stages").keys() == {"start", "unit tests"}
+    assert found == {"outcome": KILLED, "stage": "unit tests", "by": "test_a.py::test_b", "detail": "1 != 2"}
+    found = awaited([begin], limits, pipe[0])
+    assert (found["outcome"], found["stage"], found["by"]) == (KILLED, "unit tests", "crash")
+
+
+def test_a_child_that_says_nothing_in_time_is_timed_out(pipe: tuple[int, int]) -> None:
+    found = forkserver._awaited(pipe[0], {"start": 0.0}, pipe[0])
+    assert (found["outcome"], found["stage"]) == (TIMED_OUT, "start")
+
+
+def test_hand_made_cases_come_first_and_each_kind_has_its_stage() -> None:
+    data, http = forkserver.read_cases(GOLDEN)
+    assert {case["kind"] for case in data} == forkserver.DATA_KINDS
+    assert {case["kind"] for case in http} == {"http"}
+    for cases in (data, http):
+        by_hand = [case.get("provenance") == "hand" for case in cases]
+        assert by_hand == sorted(by_hand, reverse=True)
+        assert True in by_hand
