@@ -1,7 +1,8 @@
 """`python -m bench.load URL SESSIONS TURNS [--collect SESSION]`: sessions at once from a process of its own.
 
 Prints one JSON line: latency of every chat in milliseconds, in order of completion. While it runs, `--collect N` also
-collects a session of N turns again and again, whose latencies are printed apart.
+collects a session of N turns again and again, whose latencies are printed apart; and a thread asks the first server for
+its health again and again, which takes as long as the server's event loop is busy with others at that moment.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import threading
 import time
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -59,6 +63,31 @@ class Load:
             self.collects.append((time.perf_counter() - begin) * 1e3)
 
 
+class HealthWatch(threading.Thread):
+    """How long a request that needs no work waits, milliseconds: with one session, as long as the event loop pauses."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._address = urlsplit(url).netloc
+        self._ended = threading.Event()
+        self.waits: list[float] = []
+
+    def run(self) -> None:
+        connection = HTTPConnection(self._address, timeout=60)
+        while not self._ended.wait(0.001):
+            begin = time.perf_counter()
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+            self.waits.append((time.perf_counter() - begin) * 1e3)
+        connection.close()
+
+    def stop(self) -> list[float]:
+        """End it; all waits."""
+        self._ended.set()
+        self.join()
+        return self.waits
+
+
 async def run(urls: list[str], sessions: int, turns: int, collected: int) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as client:
@@ -66,11 +95,14 @@ async def run(urls: list[str], sessions: int, turns: int, collected: int) -> Non
         collecting = None
         if collected:
             collecting = asyncio.create_task(load.collect(await load.episode(0, collected, note=False)))
+        watch = HealthWatch(urls[0])
+        watch.start()
         await asyncio.gather(*(load.episode(number, turns) for number in range(sessions)))
+        waits = watch.stop()
         if collecting:
             collecting.cancel()
             await asyncio.gather(collecting, return_exceptions=True)
-        print(json.dumps({"chats_ms": load.chats, "collects_ms": load.collects}))
+        print(json.dumps({"chats_ms": load.chats, "collects_ms": load.collects, "health_ms": waits}))
 
 
 def main() -> None:
