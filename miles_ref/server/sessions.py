@@ -41,7 +41,8 @@ class Session:
     @property
     def stored_bytes(self) -> int:
         """What the session stores, about."""
-        return sum(node.size for node in self.trajectory.nodes())
+        seen = 0 if self.seen is None else len(self.seen.text)
+        return seen + sum(node.size for node in self.trajectory.nodes())
 
     def commit(self, attachment: Attachment, node: Node) -> bool:
         """Commit the node, unless the session was closed meanwhile. Not to be called without the lock."""
