@@ -34,12 +34,25 @@ class WriteAgain(Family):
 
 
 class AddNothing(Family):
-    """A family that eats the suffix."""
+    """A family that eats the suffix, and drops and writes again the snapshot's last tokens."""
 
     name = "add-nothing"
 
+    def __init__(self, again: int = 0) -> None:
+        self.again = again
+
     def join(self, snapshot: Any, suffix: Any, ids: Any) -> Any:
-        return len(snapshot), suffix[:0]
+        kept = len(snapshot) - self.again
+        return kept, snapshot[kept:].copy()
+
+
+class DropThree(Family):
+    """A family that drops three tokens, of which it may drop none, and adds nothing."""
+
+    name = "drop-three"
+
+    def join(self, snapshot: Any, suffix: Any, ids: Any) -> Any:
+        return len(snapshot) - 3, suffix[:0]
 
 
 def dumped(session: Any) -> list[Any]:
@@ -73,8 +86,19 @@ def test_what_is_dropped_may_be_written_again(toys: Any) -> None:
     assert dumped(session)[1]["request"]["input_ids"] == second.tokens()[: second.record.start].tolist()
 
 
-def test_a_prompt_that_adds_nothing_is_refused_before_the_backend_is_called(toys: Any) -> None:
-    session = toys.Session(family=AddNothing())
+@pytest.mark.parametrize(("output", "differing"), [([], 0), ([97], 1), ([97, 96, 97], 1), ([97, 97, 98, 97], 2)])
+def test_an_output_does_not_make_up_for_what_a_prompt_dropped(toys: Any, output: list[int], differing: int) -> None:
+    session = toys.Session(family=DropThree())
+    first = session.say([toys.user("u")], "a", ids=[97, 97, 97], finish_reason="length")
+    place = first.record.start + differing
+    with pytest.raises(TokenizationError, match=f"first differing index is {place}$"):
+        session.say([*first.stored_messages(), toys.user("v")], "b", ids=output)
+    assert session.trajectory.path() == [first]
+
+
+@pytest.mark.parametrize("again", [0, 1, 2])
+def test_a_prompt_that_adds_nothing_is_refused_before_the_backend_is_called(toys: Any, again: int) -> None:
+    session = toys.Session(family=AddNothing(again))
     first = session.say([toys.user("u")], "abc")
     with pytest.raises(MessageValidationError, match="adds no token"):
         session.turn([*first.stored_messages(), toys.user("v")])
@@ -119,6 +143,23 @@ def test_a_dump_is_what_client_and_backend_sent(toys: Any) -> None:
     ]
     chain = session.trajectory.path()[-1].chain()
     assert chain.records[2].messages() == [*messages[:-1], toys.assistant("a2")]
+
+
+@pytest.mark.parametrize(
+    ("configured", "asked"),
+    [
+        ({}, {}),
+        ({"routed_experts": True}, {"return_routed_experts": True}),
+        ({"indexer_topk": True}, {"return_indexer_topk": True}),
+        ({"additional_r3": True}, {"routed_experts_start_len": 0}),
+        ({"lora_path": "l"}, {"lora_path": "l"}),
+    ],
+)
+def test_only_what_is_configured_is_asked_for(toys: Any, configured: dict[str, Any], asked: dict[str, Any]) -> None:
+    turn = toys.Session(forward=ForwardSettings(**configured)).turn([toys.user("u")])
+    sent = json.loads(turn.body())
+    added = {key: value for key, value in sent.items() if key not in ("model", "messages", "input_ids")}
+    assert added == {"logprobs": True, "return_meta_info": True, "no_stop_trim": False, **asked}
 
 
 def test_the_first_record_of_a_chain_has_all_its_tokens(toys: Any) -> None:

@@ -36,6 +36,22 @@ def test_payloads_are_decoded_and_put_back(toys: Any) -> None:
     assert client == body
 
 
+@pytest.mark.parametrize("place", ["top", "other choice", "message", "nested", "nested before the payload"])
+def test_a_text_of_the_name_that_stands_elsewhere_is_no_payload(toys: Any, place: str) -> None:
+    reply = toys.reply("a", nested={})
+    choice = reply["choices"][0]
+    reply["choices"].append({"meta_info": {}})
+    if place == "nested before the payload":
+        choice["meta_info"]["routed_experts"] = "QUJD"
+    place_of = {"top": reply, "other choice": reply["choices"][1]["meta_info"], "message": choice["message"]}
+    place_of.get(place, choice["meta_info"]["nested"])["routed_experts"] = "kept"
+    read = read_reply(json.dumps(reply).encode())
+    assert read.payloads == ({"routed_experts": b"ABC"} if place == "nested before the payload" else {})
+    assert json.loads(recorded(read)) == reply
+    choice["meta_info"].pop("routed_experts", None)
+    assert json.loads(read.client_body) == reply
+
+
 @pytest.mark.parametrize("text", ["miles-ref:payload:routed_experts", "a\\/b"])
 def test_a_payload_may_be_spelled_in_odd_ways(toys: Any, text: str) -> None:
     body = json.dumps(toys.reply("a", routed_experts="QUJD", note=text)).replace('"QUJD"', '"QU\\u004aD"').encode()
@@ -60,7 +76,7 @@ def test_numbers_of_any_size_survive(toys: Any) -> None:
 
 
 def test_infinities_are_texts_in_the_record_only(toys: Any) -> None:
-    body = toys.reply("a", ids=[97], routed_experts="QUJD", input_token_logprobs=[[float("-inf"), 5]])
+    body = toys.reply("ü", ids=[97], routed_experts="QUJD", input_token_logprobs=[[float("-inf"), 5]])
     body["choices"][0]["meta_info"]["output_token_logprobs"][0][0] = float("-inf")
     reply = read_reply(json.dumps(body).encode())
     meta = json.loads(recorded(reply))["choices"][0]["meta_info"]
@@ -70,6 +86,7 @@ def test_infinities_are_texts_in_the_record_only(toys: Any) -> None:
     client = json.loads(reply.client_body)["choices"][0]["meta_info"]
     assert client["output_token_logprobs"][0][0] == float("-inf")
     assert "routed_experts" not in client
+    assert "ü".encode() in reply.client_body
 
 
 def test_an_abort_needs_nothing_else() -> None:

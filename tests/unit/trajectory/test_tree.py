@@ -50,6 +50,15 @@ def test_a_branch_leaves_in_mid_path(toys: Any) -> None:
     assert session.trajectory.path() == [root, branch]
 
 
+def test_the_reply_to_a_path_that_was_sent_again_is_matched_too(toys: Any) -> None:
+    session = toys.Session("v2")
+    root = session.say([toys.user("u")], "a")
+    again = session.say(root.stored_messages(), "b")
+    assert (again.parent, len(again.messages)) == (root, 1)
+    assert session.turn([*root.stored_messages(), toys.user("v")]).parent is root
+    assert session.turn([*again.stored_messages(), toys.user("v")]).parent is again
+
+
 def test_an_unknown_beginning_is_a_new_root(toys: Any) -> None:
     session = toys.Session("v2")
     session.say([toys.user("u")], "a")
