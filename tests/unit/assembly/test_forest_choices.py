@@ -17,7 +17,7 @@ from miles_ref.assembly.advantage import tree_advantage
 from miles_ref.assembly.merge import merge
 from miles_ref.assembly.pick import Forest, pick
 from miles_ref.assembly.pickers import best_reward, drop_retries, keep_all, longest
-from miles_ref.assembly.story import tell
+from miles_ref.assembly.story import finish_reasons_of, linear_metadata, tell
 from miles_ref.errors import AssemblyError
 from miles_ref.sample import Sample
 
@@ -188,3 +188,41 @@ def test_the_story_of_a_dump_and_of_a_reply(samples: list[Sample], session: dict
     chosen = tell(session, merge([samples[0], samples[2]], session))
     assert [story.trained for story in chosen] == [{1: 2}, {1: 2}, {}, {4: 3}, {4: 1}]
     assert chosen[2].fate == "dropped: truncated away, or not picked"
+
+
+def test_the_story_of_a_linear_session() -> None:
+    """A dump of v1 has no tree; its records are one chain."""
+    lengths, reasons = [(4, 2), (8, 3), (12, 0)], ["tool_calls", "stop", "length"]
+    records = [
+        {
+            "timestamp": 10.0 + at,
+            "request": {"input_ids": [0] * prompt},
+            "response": {
+                "id": f"r{at}",
+                "choices": [{"finish_reason": reason, "meta_info": {"output_token_logprobs": [[-0.5, 1]] * output}}],
+            },
+        }
+        for at, ((prompt, output), reason) in enumerate(zip(lengths, reasons, strict=True))
+    ]
+    del records[1]["response"]["id"]  # type: ignore[attr-defined]
+    metadata = linear_metadata(records)
+    nodes = metadata["tree"]["nodes"]
+    assert nodes[1] == {
+        "id": 1,
+        "parent": 0,
+        "seq": 1,
+        "truncated": False,
+        "committed_at": 11.0,
+        "completion_span": [8, 11],
+        "num_tokens": 11,
+        "response_id": None,
+    }
+    assert [(node["parent"], node["truncated"]) for node in nodes] == [(None, False), (0, False), (1, True)]
+    assert metadata["tree"]["leaves"] == [{"node_id": 2, "path_node_ids": [0, 1, 2]}]
+    assert linear_metadata([]) == {"tree": {"nodes": [], "leaves": []}}
+    assert finish_reasons_of(records) == {"r0": "tool_calls", "r2": "length"}
+    told = tell(metadata, finish_reasons=finish_reasons_of(records))
+    assert [story.ending for story in told] == ["tool_calls", "complete", "length"]
+    assert [(story.prompt_tokens, story.completion_tokens) for story in told] == lengths
+    assert [story.survives for story in told] == [False, False, True]
+    assert [story.trained for story in told] == [{2: 2}, {2: 3}, {}]
