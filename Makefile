@@ -42,7 +42,7 @@ bench: $(TEST)
 	$(BIN)/python -m pytest bench -n 0 -p no:randomly --timeout 0 --benchmark-json $(RESULTS) $(ARGS)
 
 bench-report: $(TEST)
-	$(BIN)/python -m bench.report $(RESULTS) --out $(OUT)/bench
+	$(BIN)/python -m bench.report $(RESULTS) --out $(OUT)/bench $(ARGS)
 
 # make bench-compare BASE=before.json NEW=out/bench.json ARGS="--threshold 1.25"
 bench-compare: $(TEST)

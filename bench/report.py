@@ -1,5 +1,7 @@
 """`python -m bench.report RESULTS.json [--out out/bench]`: one HTML page and PNG plots from a pytest-benchmark file.
 
+`--figures FILE.md` writes the tables as Markdown as well.
+
 Shows the headline (bytes and seconds over turns on log axes, both ways, fitted slopes and the crossover), a table with
 relative columns, the other benches, and how and where it was measured.
 """
@@ -87,35 +89,35 @@ def plot(shape: str, measure: str, series: Series, out: Path) -> str:
     return name
 
 
-def cells(*values: object, tag: str = "td") -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(str(value))}</{tag}>" for value in values) + "</tr>"
+Table = list[list[str]]
+"""Rows of cells, the head first."""
 
 
-def headline_table(measures: dict[str, Series]) -> str:
+def headline_table(measures: dict[str, Series]) -> Table:
     """One row a size: each measure of both ways, and how many times less the server's way takes."""
     turns = sorted({t for series in measures.values() for points in series.values() for t in points})
     head = ["turns"]
     for title, unit, _ in (MEASURES[m] for m in measures):
         head += [f"{title}: records, {unit}", f"server, {unit}", "ratio"]
-    rows = [cells(*head, tag="th")]
+    rows = [head]
     for t in turns:
-        row: list[object] = [t]
+        row = [str(t)]
         for measure, series in measures.items():
             scale = MEASURES[measure][2]
             before, now = series["quadratic"].get(t), series["server"].get(t)
             row += ["" if before is None else f"{before / scale:,.2f}", "" if now is None else f"{now / scale:,.2f}"]
             row.append(f"{before / now:,.1f}x" if before and now else "")
-        rows.append(cells(*row))
-    return f"<table>{''.join(rows)}</table>"
+        rows.append(row)
+    return rows
 
 
-def other_table(results: dict[str, Any]) -> str:
+def other_table(results: dict[str, Any]) -> Table:
     """Every other bench by group: median, relative to the fastest of its group, and what it noted."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for bench in results["benchmarks"]:
         if bench["extra_info"].get("bench") != "headline":
             groups[bench["group"] or bench["name"]].append(bench)
-    rows = [cells("group", "bench", "median ms", "relative", "notes", tag="th")]
+    rows = [["group", "bench", "median ms", "relative", "notes"]]
     for group, benches in groups.items():
         best = min(bench["stats"]["median"] for bench in benches)
         for bench in benches:
@@ -126,8 +128,37 @@ def other_table(results: dict[str, Any]) -> str:
                 if key != "bench"
             )
             name = bench["name"].removeprefix("test_")
-            rows.append(cells(group, name, f"{median * 1e3:.3f}", f"{median / best:.2f}x", notes))
-    return f"<table>{''.join(rows)}</table>"
+            rows.append([group, name, f"{median * 1e3:.3f}", f"{median / best:.2f}x", notes])
+    return rows
+
+
+def html_table(table: Table) -> str:
+    """The table in HTML."""
+    rows = [(("th" if at == 0 else "td"), row) for at, row in enumerate(table)]
+    body = "".join(
+        "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>" for tag, row in rows
+    )
+    return f"<table>{body}</table>"
+
+
+def markdown_table(table: Table) -> str:
+    """The table in Markdown."""
+    head, *rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
+    return "\n".join([head, "|" + "---|" * len(table[0]), *rows])
+
+
+def machine_of(results: dict[str, Any]) -> str:
+    """When and where the results were measured."""
+    machine = results["machine_info"]
+    cpu = machine["cpu"]
+    return (
+        f"{results['datetime'][:19]} on {cpu.get('brand_raw', machine['processor'])}, {cpu.get('count')} cores, "
+        f"{machine['system']} {machine['release']}, Python {machine['python_version']}"
+    )
+
+
+HOW = """Each size is checked for equal samples before it is timed, and both ways run on the same session in the same
+run: compare ratios, not seconds. Slopes are fitted over the upper half of the sizes."""
 
 
 STYLE = """
@@ -156,22 +187,17 @@ def lead_sentence(shape: str, measures: dict[str, Series]) -> str:
 def render(results: dict[str, Any], out: Path) -> Path:
     """Write index.html and the plots into `out`; the page's path."""
     out.mkdir(parents=True, exist_ok=True)
-    machine = results["machine_info"]
     parts = []
     for shape, measures in headline(results).items():
         images = "".join(f'<img src="{plot(shape, m, series, out)}" alt="{m}">' for m, series in measures.items())
         lead = html.escape(lead_sentence(shape, measures))
         parts.append(f"<h2>Collecting an episode: {shape}</h2><p class=lead>{lead}</p>")
-        parts.append(f"<div class=plots>{images}</div><div class=scroll>{headline_table(measures)}</div>")
-    where = f"{machine['cpu'].get('brand_raw', machine['processor'])}, {machine['cpu'].get('count')} cores, "
-    where += f"{machine['system']} {machine['release']}, Python {machine['python_version']}"
+        parts.append(f"<div class=plots>{images}</div><div class=scroll>{html_table(headline_table(measures))}</div>")
     page = f"""<!doctype html><meta charset="utf-8"><title>miles_ref benches</title><style>{STYLE}</style>
 <h1>miles_ref: what a collected episode costs</h1>
-<p>{html.escape(results["datetime"][:19])} on {html.escape(where)}. Each size is checked for equal samples before it is
-timed, and both ways run on the same session in the same run: compare ratios, not seconds. Slopes are fitted over the
-upper half of the sizes.</p>
+<p>{html.escape(machine_of(results))}. {HOW}</p>
 {"".join(parts)}
-<h2>Turns, stages, sessions, calls</h2><div class=scroll>{other_table(results)}</div>
+<h2>Turns, stages, sessions, calls</h2><div class=scroll>{html_table(other_table(results))}</div>
 <h2>Repeat it</h2><p><code>make bench</code>, then <code>make bench-report</code>; two runs are compared with
 <code>make bench-compare BASE=a.json NEW=b.json</code>.</p>"""
     path = out / "index.html"
@@ -179,12 +205,31 @@ upper half of the sizes.</p>
     return path
 
 
+def markdown(results: dict[str, Any]) -> str:
+    """The same figures as a page of docs/, without the plots."""
+    parts = ["# Figures", f"{machine_of(results)}. {HOW}"]
+    for shape, measures in headline(results).items():
+        parts += [f"## Collecting an episode: {shape}", lead_sentence(shape, measures)]
+        parts.append(markdown_table(headline_table(measures)))
+    parts += ["## Turns, stages, sessions, calls", markdown_table(other_table(results)), "## Repeat it"]
+    parts.append(
+        "`make bench`, then `make bench-report` for a page with plots; `make bench-report "
+        'ARGS="--figures docs/figures.md"` writes this one. Two runs are compared with '
+        "`make bench-compare BASE=a.json NEW=b.json`."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    parser.add_argument("--figures", type=Path, help="also write the tables to this Markdown file")
     args = parser.parse_args()
-    print(render(json.loads(args.results.read_text()), args.out))
+    results = json.loads(args.results.read_text())
+    print(render(results, args.out))
+    if args.figures:
+        args.figures.write_text(markdown(results), encoding="utf-8")
 
 
 if __name__ == "__main__":
