@@ -43,8 +43,8 @@ def test_pairs_become_two_read_only_arrays_and_more_items_are_ignored() -> None:
         ([[-0.5, None]], r"\[0\] has the token id None"),
         ([[-0.5, True]], r"\[0\] has the token id True"),
         ([[-0.5, 7.0]], r"\[0\] has the token id 7\.0"),
-        ([[-0.5, 1], [-0.5, -1]], r"\[1\] has the token id -1"),
-        ([[-0.5, 2**63]], r"\[0\] has the token id 9223372036854775808"),
+        ([[-0.5, 0], [-0.5, 2**63 - 1], [-0.5, -1]], r"\[2\] has the token id -1"),
+        ([[-0.5, 0], [-0.5, 2**63 - 1], [-0.5, 2**63]], r"\[2\] has the token id 9223372036854775808"),
     ],
 )
 def test_a_broken_pair_is_refused_with_its_place(pairs: Any, said: str) -> None:

@@ -188,6 +188,18 @@ def test_a_character_that_two_nodes_share_is_decoded_whole(chatml: HFTokenizer) 
     assert incremental_report(whole, chatml, family, np.array(ids), [USER, said], None, {}) == []
 
 
+@pytest.mark.parametrize("family", ["qwen3", "nemotron3"])
+@pytest.mark.parametrize("actual", [CHATML_TEXT.replace("Three", "Four"), CHATML_TEXT.removesuffix("<|im_end|>")])
+def test_a_node_may_begin_anywhere(chatml: HFTokenizer, family: str, actual: str) -> None:
+    ids = np.array(chatml.encode(actual))
+    full = full_report(chatml, get_family(family), ids, [USER, SAID], None, {})
+    assert full
+    for split in range(len(ids) + 1):
+        first = SegmentIndex.extend(None, 0, ids[:split], chatml, encoded=split)
+        index = SegmentIndex.extend(first, split, ids[split:], chatml)
+        assert incremental_report(index, chatml, get_family(family), ids, [USER, SAID], None, {}) == full
+
+
 def test_counts_of_what_was_encoded_are_remembered(chatml: HFTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = chatml.encode(CHATML_TEXT)
     index = SegmentIndex.extend(None, 0, np.array(ids), chatml, encoded=len(ids))

@@ -26,7 +26,10 @@ END = 256
 
 
 class ToyTokenizer:
-    """Ids are bytes; 256 is `<|end|>`, 257 `<|begin|>`. A message renders as `<|begin|>role:content<|end|>`."""
+    """Ids are bytes; 256 is `<|end|>`, 257 `<|begin|>`. A message renders as `<|begin|>role:content<|end|>`.
+
+    As some templates do, it refuses a tool's answer that nobody asked for.
+    """
 
     name = "toy"
     special_ids = frozenset({END, 257})
@@ -49,7 +52,12 @@ class ToyTokenizer:
         template_kwargs: Mapping[str, Any],
     ) -> str:
         parts = ["" if not tools else f"<|begin|>tools:{len(tools)}<|end|>"]
+        called = False
         for message in messages:
+            if message.get("role") != "tool":
+                called = bool(message.get("tool_calls"))
+            elif not called:
+                raise MessageValidationError("no call before the tool's answer")
             if message.get("content") == "refuse":
                 raise MessageValidationError("the template refuses")
             parts.append(f"<|begin|>{message.get('role')}:{message.get('content')}<|end|>")

@@ -43,6 +43,18 @@ def test_a_role_that_may_not_be_appended_is_refused(toys: Any) -> None:
         session.turn([*messages, toys.user("u"), {"role": "critic", "content": "x"}])
 
 
+def test_answers_of_tools_are_rendered_after_the_call_that_asked_for_them(toys: Any) -> None:
+    session = toys.Session()
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = talk(toys, session, 1)
+    messages.append(toys.user("u1"))
+    messages.append(session.say(messages, "", message={"tool_calls": [call]}).messages[-1])
+    turn = session.turn([*messages, {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}])
+    assert session.settings.decode(turn.tail) == "<|begin|>tool:1<|end|><|begin|>tool:2<|end|><|begin|>assistant:"
+    with pytest.raises(MessageValidationError, match="no call before"):
+        session.turn([*messages[:2], {"role": "tool", "content": "1"}])
+
+
 def test_the_whole_path_again_appends_the_generation_prompt(toys: Any) -> None:
     session = toys.Session()
     messages = talk(toys, session, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,19 @@ def test_what_is_derived_from_a_json_type_is_written_as_that() -> None:
 
 LOOP: list[Any] = []
 LOOP.append(LOOP)
+NESTS = {"list": lambda inner: [inner], "tuple": lambda inner: (inner,), "object": lambda inner: {"a": inner}}
+
+
+@pytest.mark.parametrize("outer", NESTS)
+@pytest.mark.parametrize("nest", [*NESTS, "ordered object"])
+def test_values_are_written_to_220_levels(nest: str, outer: str) -> None:
+    value: Any = 1
+    for _ in range(219):
+        value = OrderedDict(a=value) if nest == "ordered object" else NESTS[nest](value)
+    value = NESTS[outer](value)
+    assert load(dump(value, "it")) == json.loads(json.dumps(value))
+    with pytest.raises(EncodeError, match="is nested more than 220 levels deep"):
+        dump([value], "it")
 
 
 @pytest.mark.parametrize(

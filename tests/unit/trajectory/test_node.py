@@ -1,0 +1,65 @@
+"""Views on a path: where a request's messages end, and the bytes that a node keeps."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from miles_ref.trajectory.node import KnownEnds
+from miles_ref.trajectory.request import MessageList
+
+
+def test_known_ends_are_those_within_the_limit(toys: Any) -> None:
+    session = toys.Session()
+    messages: list[Any] = []
+    for turn in range(4):
+        messages.append(toys.user(f"u{turn}"))
+        # Another spelling of a message further back each time: what two requests share ends before their last messages.
+        sent = [{**one, "extra": 1} if at == turn else one for at, one in enumerate(messages)]
+        messages.append(session.say(sent, f"a{turn}").messages[-1])
+    node = session.trajectory.path()[-1]
+    text = node.text.to_bytes()
+    ends = MessageList(text + b"]").ends(0)
+    assert len(ends) == 7
+    assert len(node.ends) > 2
+    for limit in range(len(text) + 1):
+        expected = [end for end in ends if end <= limit]
+        known = KnownEnds(node, limit)
+        assert len(known) == len(expected)
+        assert [known[at - len(expected)] for at in range(len(expected))] == expected
+        assert known[-2:] == expected[-2:]
+        assert list(known) == expected
+    assert list(KnownEnds(None, 0)) == []
+
+
+def test_the_size_of_a_node_counts_what_it_keeps(toys: Any) -> None:
+    def node(content: str = "u", reply: str = "a", ids: int = 1, **meta: Any) -> Any:
+        return toys.Session().say([toys.user(content)], reply, ids=[97] * ids, **meta)
+
+    def kept(pieces: Any) -> int:
+        return sum(len(piece) for piece in pieces.response)
+
+    base = node()
+    # The text and the messages that are read of it, the ids of 8 bytes, their text.
+    assert node("u" * 1001).size - base.size == 1000 * (2 + 8 + 1)
+    assert node(reply="a" * 1001).size - base.size == 1000
+    longer = node(ids=1001)
+    # An id and its log prob, and their text.
+    assert longer.size - base.size == 1000 * (8 + 8 + 1) + kept(longer) - kept(base)
+
+
+@pytest.mark.parametrize("field", ["routed_experts", "indexer_topk"])
+def test_the_size_of_a_node_counts_the_rows_that_its_parent_does_not_have(toys: Any, field: str) -> None:
+    def rows(size: int) -> dict[str, str]:
+        return {field: base64.b64encode(bytes(size)).decode()}
+
+    session = toys.Session()
+    first = session.say([toys.user("u")], "a", **rows(3000))
+    turn = session.turn([*first.stored_messages(), toys.user("v")])
+    without, same, *more = (
+        session.node(turn, toys.reply("b", **meta)).size for meta in ({}, rows(3000), rows(6000), rows(9000))
+    )
+    assert 0 < same - without < 100
+    assert more == [same + 3000, same + 6000]
