@@ -17,7 +17,6 @@ from openai import AsyncOpenAI
 from miles_ref.agents.api import report_to_caller
 from miles_ref.engine.task import Task, make_task
 
-FUNCTION = "miles_ref.demo.agent:solve"
 MODEL = "demo"  # the engine serves one model, whatever the name
 MOST_TURNS = 40  # a conversation that has no end by then is given up
 SECONDS_PER_TURN = 120.0

@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from miles_ref.data import tokenizer_path
-from miles_ref.demo.agent import FUNCTION
 from miles_ref.driver import DriverSettings, OpenAIEndpointTracer, generate
 from miles_ref.engine.settings import DEFAULT_TOKENIZER
 from miles_ref.engine.task import make_task
@@ -26,6 +25,7 @@ from miles_ref.process import ReadyProcess
 from miles_ref.sample import Sample, Status
 
 FAMILY = "qwen3"  # of DEFAULT_TOKENIZER
+FUNCTION = "miles_ref.demo.agent:solve"  # by name: only the process that calls it needs its client
 START_SECONDS = 180.0  # importing torch takes long on a busy machine
 AgentMode: TypeAlias = Literal["inline", "subproc", "worker"]
 Progress: TypeAlias = Callable[[str], None]

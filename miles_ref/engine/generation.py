@@ -14,9 +14,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 
-from miles_ref.engine.model import CHUNK, Context, LanguageModel, Routes, Segment
+from miles_ref.engine.model import Context, LanguageModel, Routes, Segment
 from miles_ref.engine.prefix_cache import PrefixCache
-from miles_ref.engine.settings import Limits, Sampling
+from miles_ref.engine.settings import CHUNK, Limits, Sampling
 from miles_ref.errors import MilesRefError
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]

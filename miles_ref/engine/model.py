@@ -25,9 +25,6 @@ from miles_ref.tokens.tokenizer import Tokenizer, load_tokenizer
 
 Routes = npt.NDArray[np.int32]
 
-CHUNK = 256
-"""Tokens of one forward pass: what runs between two looks at whether a generation was aborted."""
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 
 from miles_ref.data import tokenizer_path
@@ -281,6 +280,8 @@ def test_other_pages(url: str) -> None:
 
 
 def test_the_openai_client_understands_it(url: str) -> None:
+    import openai
+
     messages, tools, *_ = make_task(2)
     with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
         whole = client.chat.completions.create(model="m", messages=messages, tools=tools, logprobs=True)

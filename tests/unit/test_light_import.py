@@ -40,3 +40,8 @@ def test_the_worker_needs_aiohttp_and_the_standard_library_only() -> None:
 
 def test_a_heavy_import_would_be_seen() -> None:
     assert modules_after("import miles_ref.tokens.tokenizer, tokenizers") & HEAVY == {"tokenizers"}
+
+
+def test_collecting_the_tests_imports_no_torch(modules_after_collecting: frozenset[str]) -> None:
+    assert not {"torch", "transformers", "openai"} & modules_after_collecting
+    assert "pytest" in modules_after_collecting

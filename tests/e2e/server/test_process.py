@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 from click.testing import CliRunner
 
@@ -93,6 +92,8 @@ async def _refused(url: str) -> None:
 
 
 async def test_the_official_client_works_unmodified(served: Served, backend: ScriptedBackend) -> None:
+    import openai
+
     session = await served.create()
     async with openai.AsyncOpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="k", max_retries=0) as client:
         messages: list[Any] = [user("u0")]

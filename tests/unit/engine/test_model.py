@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import transformers
 
 from miles_ref.data import tokenizer_path
-from miles_ref.engine.model import LanguageModel, _built_in
 from miles_ref.engine.settings import EngineSettings
 from miles_ref.errors import UsageError
+from tests.deferred import Deferred
 
+if TYPE_CHECKING:
+    from miles_ref.engine.model import LanguageModel
+
+torch = Deferred("torch")
+transformers = Deferred("transformers")
+models = Deferred("miles_ref.engine.model")
 pytestmark = pytest.mark.xdist_group("torch")  # one worker loads torch for all of them
 SIZES: dict[str, Any] = {
     "vocab_size": 2052,
@@ -46,7 +51,7 @@ def save(folder: Path, kind: str) -> None:
 )
 def test_local_models_are_served_as_they_are(tmp_path: Path, kind: str, topk: int | None, reusable: bool) -> None:
     save(tmp_path, kind)
-    model, tokenizer = LanguageModel.load(EngineSettings(model=str(tmp_path)))
+    model, tokenizer = models.LanguageModel.load(EngineSettings(model=str(tmp_path)))
     assert (model.layers, model.vocabulary, model.context_length) == (3, 2052, 512)
     assert (model.routed, model.reusable) == (topk is not None, reusable)
     assert tokenizer.encode("<|user|>") == [4]
@@ -83,9 +88,9 @@ def test_contexts_can_be_taken_apart_and_continued(tiny_moe: LanguageModel) -> N
 
 
 def test_a_seed_is_one_model_and_every_token_matters() -> None:
-    def weights(seed: int) -> Any:
-        import torch
+    from miles_ref.engine.model import _built_in
 
+    def weights(seed: int) -> Any:
         return _built_in(300, seed, torch.float64).lm_head.weight
 
     assert weights(1).equal(weights(1))
@@ -93,12 +98,10 @@ def test_a_seed_is_one_model_and_every_token_matters() -> None:
 
 
 def test_loading_leaves_the_global_random_state_alone() -> None:
-    import torch
-
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    LanguageModel.load(EngineSettings(seed=9))
+    models.LanguageModel.load(EngineSettings(seed=9))
     assert torch.rand(1).equal(expected)
 
 
@@ -112,10 +115,10 @@ def test_loading_leaves_the_global_random_state_alone() -> None:
 )
 def test_what_cannot_be_loaded_is_named(settings: EngineSettings, what: str) -> None:
     with pytest.raises(UsageError, match=what):
-        LanguageModel.load(settings)
+        models.LanguageModel.load(settings)
 
 
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot load the model"):
-        LanguageModel.load(EngineSettings(model=str(tmp_path), tokenizer="tiny-glm"))
+        models.LanguageModel.load(EngineSettings(model=str(tmp_path), tokenizer="tiny-glm"))

@@ -3,29 +3,31 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from miles_ref.engine import proof
 from miles_ref.engine.command import prove_command
-from miles_ref.engine.model import LanguageModel
-from miles_ref.engine.proof import Claim, prove, prove_claims
 from miles_ref.sample import Sample, Status
 from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, encode_samples
+from tests.deferred import Deferred
 
+if TYPE_CHECKING:
+    from miles_ref.engine.model import LanguageModel
+
+proof = Deferred("miles_ref.engine.proof")
 pytestmark = pytest.mark.xdist_group("torch")  # one worker loads torch for all of them
 
 
-def sample(model: LanguageModel, prompt: int, parts: list[tuple[int, int]]) -> Claim:
+def sample(model: LanguageModel, prompt: int, parts: list[tuple[int, int]]) -> proof.Claim:
     """A true claim: random tokens, `parts` = runs of (mask, length) after `prompt` tokens."""
     mask = np.repeat([bit for bit, _ in parts], [length for _, length in parts]).astype(np.int64)
     tokens = np.random.default_rng(0).integers(0, model.vocabulary, prompt + len(mask))
     log_probs, _ = model.read_once(tokens.tolist(), range(prompt - 1, len(tokens) - 1))
     said = log_probs[np.arange(len(mask)), tokens[prompt:]].double().numpy()
-    return Claim(tokens, mask, np.where(mask, said, 0.0))
+    return proof.Claim(tokens, mask, np.where(mask, said, 0.0))
 
 
 SHAPES = [
@@ -41,8 +43,11 @@ def test_a_true_sample_is_proven_and_its_controls_fail(
     tiny_moe: LanguageModel, prompt: int, parts: list[tuple[int, int]]
 ) -> None:
     claim = sample(tiny_moe, prompt, parts)
-    assert prove(claim.tokens.tolist(), len(claim.mask), claim.mask.tolist(), claim.log_probs.tolist(), tiny_moe) < 1e-9
-    report = prove_claims([claim], tiny_moe)
+    assert (
+        proof.prove(claim.tokens.tolist(), len(claim.mask), claim.mask.tolist(), claim.log_probs.tolist(), tiny_moe)
+        < 1e-9
+    )
+    report = proof.prove_claims([claim], tiny_moe)
     assert report.proven
     assert report.controls_failed == 3
     assert report.trained_tokens == claim.mask.sum()
@@ -54,7 +59,7 @@ def test_every_trained_token_is_looked_at(tiny_moe: LanguageModel) -> None:
     for at in range(len(claim.mask)):
         log_probs = claim.log_probs.copy()
         log_probs[at] -= 2e-4
-        error = Claim(claim.tokens, claim.mask, log_probs).error(tiny_moe)
+        error = proof.Claim(claim.tokens, claim.mask, log_probs).error(tiny_moe)
         assert (error > 1e-4) == bool(claim.mask[at])
 
 
@@ -63,28 +68,28 @@ def test_log_probs_that_are_not_finite_prove_nothing(tiny_moe: LanguageModel) ->
     for value in (math.nan, -math.inf):
         log_probs = claim.log_probs.copy()
         log_probs[0] = value
-        assert Claim(claim.tokens, claim.mask, log_probs).error(tiny_moe) == math.inf
+        assert proof.Claim(claim.tokens, claim.mask, log_probs).error(tiny_moe) == math.inf
 
 
 def test_nothing_trained_is_nothing_proven(tiny_moe: LanguageModel) -> None:
-    untrained = Claim.of([1, 2, 3], 0, None, None)
+    untrained = proof.Claim.of([1, 2, 3], 0, None, None)
     assert untrained.error(tiny_moe) == 0.0
-    assert not prove_claims([untrained], tiny_moe).proven
-    assert not prove_claims([], tiny_moe).proven
+    assert not proof.prove_claims([untrained], tiny_moe).proven
+    assert not proof.prove_claims([], tiny_moe).proven
     true = sample(tiny_moe, *SHAPES[1])
-    assert prove_claims([untrained, true], tiny_moe).proven
+    assert proof.prove_claims([untrained, true], tiny_moe).proven
 
 
 def test_one_false_sample_among_others_is_found(tiny_moe: LanguageModel) -> None:
     true = sample(tiny_moe, *SHAPES[0])
     false = proof.change_token(true, tiny_moe.vocabulary)
-    report = prove_claims([true, false], tiny_moe)
+    report = proof.prove_claims([true, false], tiny_moe)
     assert report.max_logprob_error > 1e-4
     assert not report.proven
 
 
 def test_the_shifted_mask_is_one_token_earlier() -> None:
-    claim = Claim(np.arange(8), np.array([1, 1, 0, 0, 1]), np.array([-1.0, -2.0, 0.0, 0.0, -3.0]))
+    claim = proof.Claim(np.arange(8), np.array([1, 1, 0, 0, 1]), np.array([-1.0, -2.0, 0.0, 0.0, -3.0]))
     assert claim.trained.tolist() == [3, 4, 7]
     shifted = proof.shift_mask(claim)
     assert shifted.trained.tolist() == [2, 3, 6]
@@ -119,10 +124,10 @@ def test_a_file_that_is_no_payload_is_named(tmp_path: Path) -> None:
 
 def test_lengths_that_contradict_are_refused() -> None:
     with pytest.raises(ValueError, match="response_length is 2"):
-        Claim.of([1, 2, 3], 2, [1], [-1.0])
+        proof.Claim.of([1, 2, 3], 2, [1], [-1.0])
     with pytest.raises(ValueError, match="do not belong together"):
-        Claim.of([1, 2, 3], 1, [1], [-1.0, -2.0])
+        proof.Claim.of([1, 2, 3], 1, [1], [-1.0, -2.0])
     with pytest.raises(ValueError, match="do not belong together"):
-        Claim.of([1], 2, [1, 1], [-1.0, -2.0])
+        proof.Claim.of([1], 2, [1, 1], [-1.0, -2.0])
     with pytest.raises(ValueError, match="first token"):
-        Claim.of([1, 2], 2, [1, 1], [-1.0, -2.0])
+        proof.Claim.of([1, 2], 2, [1, 1], [-1.0, -2.0])
