@@ -2,10 +2,15 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# And without TLS: the hundreds of processes that the tests start shall not each read the system's many authorities, as
+# aiohttp does when it is imported. The only one here is of a key that nobody has.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "tests" / "authority.pem")
 
 _COLLECTED = pytest.StashKey[frozenset[str]]()
 
