@@ -28,6 +28,9 @@ RESULTS := $(OUT)/bench.json
 demo: $(ENGINE)
 	$(BIN)/miles-ref demo $(ARGS)
 
+# Bytecode is written even where the environment says not to: else each worker, and each of the hundreds of processes
+# that the tests start, compiles the same files again.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
