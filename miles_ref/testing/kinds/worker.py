@@ -171,9 +171,12 @@ class WorkerRun:
     def _children_left(self) -> list[str]:
         if self._running().returncode is None:
             self._kill_worker()
-        _, alive = psutil.wait_procs([child for child in self._children if child.is_running()], timeout=GONE_TIMEOUT)
-        left = [child.pid for child in alive if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-        return [f"children {left} still run {GONE_TIMEOUT:.0f} s after their worker was killed"] if left else []
+        end = time.monotonic() + GONE_TIMEOUT
+        while left := [child.pid for child in self._children if _lives(child)]:
+            if time.monotonic() > end:
+                return [f"children {left} still run {GONE_TIMEOUT:.0f} s after their worker was killed"]
+            time.sleep(0.02)
+        return []
 
     def _clean_up(self) -> None:
         for child in self._children:
@@ -291,7 +294,15 @@ class WorkerRun:
 
 def _runs(pid: int) -> bool:
     try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        return _lives(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether it runs. A zombie does not, however long its new parent takes to reap it."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from miles_ref.process import ReadyProcess
 from tests.e2e.agents.gate import Gate
 from tests.e2e.agents.matrix import CANCELLED_ERROR, AbortScope, Caller, CallScope, Cell, Delete, Expected, Moment
 from tests.e2e.agents.proxy import Proxy, hold, hold_reply, lose_request
+from tests.e2e.agents.support import worker_process
 
 OWN = "10.0.0.1:30000"
 ABORTS = {AbortScope.OWN: OWN, AbortScope.ANOTHER: "10.0.0.1:3000", AbortScope.NULL: None, AbortScope.EVERY: OWN}
@@ -58,8 +58,7 @@ class Result:
 @contextlib.contextmanager
 def worker(orphan_timeout: float) -> Iterator[ReadyProcess]:
     """A worker for cells; the short orphan timeout is for those whose DELETE is lost."""
-    argv = [sys.executable, "-m", "miles_ref.worker", "--cancel-grace", "60", "--orphan-timeout", str(orphan_timeout)]
-    with ReadyProcess(argv) as process:
+    with worker_process("--cancel-grace", "60", "--orphan-timeout", str(orphan_timeout)) as process:
         yield process
 
 

@@ -17,10 +17,13 @@ AGENTS = "miles_ref.testing.agents:"
 
 @contextlib.contextmanager
 def worker_process(*flags: str, env: dict[str, str] | None = None) -> Iterator[ReadyProcess]:
-    """A worker on a free port of loopback."""
+    """A worker on a free port of loopback. It is killed at the end: draining would wait for what no test fetches."""
     environment = None if env is None else {**os.environ, **env}
     with ReadyProcess([sys.executable, "-m", "miles_ref.worker", *flags], env=environment) as process:
-        yield process
+        try:
+            yield process
+        finally:
+            process.stop(grace=0)
 
 
 class Reports(list[Any]):
