@@ -149,6 +149,14 @@ def test_turns_that_contradict_each_other_are_422(
         fold([turn(A, B), turn(A + B + C, [97, 98], **second)], settings)
 
 
+def test_the_first_turn_is_checked_as_the_others_are(settings: AssemblySettings) -> None:
+    second = turn(A + B + C, [97, 98])
+    with pytest.raises(AssemblyError, match="turn 0: loss_mask has 3 entries, response_length is 4"):
+        fold([turn(A, B, loss_mask=[1] * 3), second], settings)
+    with pytest.raises(AssemblyError, match="turn 0: response_length is 9, but the turn has 8 tokens"):
+        fold([turn(A, B, response_length=9), second], settings)
+
+
 def test_equal_values_are_joined_whatever_they_are(settings: AssemblySettings) -> None:
     same = {"train_metadata": np.arange(3), "label": [1], "metadata": {"a": np.arange(2)}}
     assert fold([turn(A, B, **same), turn(A + B + C, [97], **same)], settings).label == [1]

@@ -190,6 +190,14 @@ def test_the_story_of_a_dump_and_of_a_reply(samples: list[Sample], session: dict
     assert chosen[2].fate == "dropped: truncated away, or not picked"
 
 
+def test_the_story_of_a_response_that_begins_inside_a_completion(session: dict[str, Any]) -> None:
+    """As a merger of somebody else may leave it, which trains the end of a path only."""
+    cut = leaf_sample(4)
+    cut.response_length = 15 - 9
+    cut.loss_mask = [1] * cut.response_length
+    assert [story.trained for story in tell(session, [cut])] == [{}, {}, {}, {4: 2}, {4: 1}]
+
+
 def test_the_story_of_a_linear_session() -> None:
     """A dump of v1 has no tree; its records are one chain."""
     lengths, reasons = [(4, 2), (8, 3), (12, 0)], ["tool_calls", "stop", "length"]

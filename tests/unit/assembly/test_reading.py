@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from miles_ref.assembly.reading import read_layers, read_meta, read_output, read_payload, read_record, read_status
+from miles_ref.assembly.reading import (
+    read_layers,
+    read_meta,
+    read_output,
+    read_payload,
+    read_record,
+    read_status,
+    shown_ids,
+)
 from miles_ref.errors import AssemblyError, FieldError
 from miles_ref.records import AssemblySettings, int_array
 from miles_ref.sample import SpecInfo, Status
@@ -67,6 +75,8 @@ def test_weight_versions_are_text(settings: AssemblySettings, version: Any, text
         ("cached_tokens", -1),
         ("cached_tokens", 1.0),
         ("cached_tokens", True),
+        ("cached_tokens", 2**63),
+        ("cached_tokens", 2**64),
         ("prompt_tokens", "3"),
         ("e2e_latency", "1"),
         ("e2e_latency", math.nan),
@@ -78,6 +88,11 @@ def test_weight_versions_are_text(settings: AssemblySettings, version: Any, text
 def test_a_value_of_another_type_is_refused(settings: AssemblySettings, key: str, value: Any) -> None:
     with pytest.raises(FieldError, match=key):
         read_meta({"output_token_logprobs": [], key: value}, settings)
+
+
+def test_a_count_is_any_int64_from_0(settings: AssemblySettings) -> None:
+    for count in (0, 1, 2**63 - 1):
+        assert read_meta({"output_token_logprobs": [], "cached_tokens": count}, settings).cached_tokens == count
 
 
 def test_counters_of_speculation_are_read_only_where_it_is_configured(settings: AssemblySettings) -> None:
@@ -102,6 +117,19 @@ def test_finish_reasons_mean_statuses() -> None:
     for unknown in (None, "content_filter", "", ["stop"], {"type": "stop"}):
         with pytest.raises(FieldError, match="finish_reason"):
             read_status(unknown)
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "[]"),
+        (8, "[0, 1, 2, 3, 4, 5, 6, 7]"),
+        (9, "[0, 1, 2, 3, 4, 5, 6, 7, ...]"),
+        (99, "[0, 1, 2, 3, 4, 5, 6, 7, ...]"),
+    ],
+)
+def test_of_many_ids_a_message_shows_the_first(count: int, shown: str) -> None:
+    assert shown_ids(int_array(list(range(count)))) == shown
 
 
 @pytest.mark.parametrize("text", ["*", "AA", "AAAA AAAA", "AAA=AAAA", "ÄÄÄÄ", 3, None])

@@ -130,6 +130,21 @@ def test_what_re_may_read_in_another_way_is_left_to_the_library(pattern: str) ->
 @pytest.mark.parametrize(
     "change",
     [
+        *({"behavior": name} for name in ("Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous")),
+        {"invert": True},
+        {"pattern": {"String": "a"}},
+        {"type": "Punctuation"},
+    ],
+)
+def test_other_ways_to_split_are_left_to_the_library(change: dict[str, Any]) -> None:
+    state = _state(PATTERNS["qwen"])
+    state["pre_tokenizer"]["pretokenizers"][0].update(change)
+    assert ascii_encoder(state, _encoder(None)[0]) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
         {"pre_tokenizer": None},
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}},
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}},

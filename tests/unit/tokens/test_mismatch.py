@@ -200,6 +200,18 @@ def test_a_node_may_begin_anywhere(chatml: HFTokenizer, family: str, actual: str
         assert incremental_report(index, chatml, get_family(family), ids, [USER, SAID], None, {}) == full
 
 
+def test_a_tail_that_is_cut_off_a_content_is_not_counted(variant: Callable[..., HFTokenizer]) -> None:
+    tokenizer = variant(template="{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}")
+    ids = np.array(tokenizer.encode("<|im_start|>a\n<|im_start|>b"))
+    index = SegmentIndex.extend(None, 0, ids, tokenizer, encoded=len(ids))
+    messages = [{"role": "user", "content": content} for content in ("a\n", "b", "a\n")]
+    family = get_family("qwen3")
+    found = incremental_report(index, tokenizer, family, ids, messages, None, {})
+    assert found == full_report(tokenizer, family, ids, messages, None, {})
+    counted = "[<|im_start|>] (2 tokens) [<|im_start|>] (1 tokens)"
+    assert (found[0]["expected_text"], found[0]["actual_text"]) == (f"{counted} [<|im_start|>] (1 tokens)", counted)
+
+
 def test_counts_of_what_was_encoded_are_remembered(chatml: HFTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = chatml.encode(CHATML_TEXT)
     index = SegmentIndex.extend(None, 0, np.array(ids), chatml, encoded=len(ids))

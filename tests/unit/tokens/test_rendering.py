@@ -172,6 +172,10 @@ def test_other_arguments_are_kept_as_text_and_render(qwen: Renderer, text: str) 
     assert extended(qwen, "X", broken, [TOOL], TOOLS).startswith("X<|im_start|>tool\n3")
 
 
+def test_wide_arguments_are_not_deep() -> None:
+    assert arguments_shown(json.dumps({"a": [{}] * 150, "b": [[]] * 150})) == {"a": [{}] * 150, "b": [[]] * 150}
+
+
 def test_deep_arguments_that_still_render_become_objects(qwen: Renderer) -> None:
     text = '{"a": ' * 90 + "1" + "}" * 90
     assert isinstance(arguments_shown(text), dict)

@@ -34,6 +34,15 @@ def test_known_ends_are_those_within_the_limit(toys: Any) -> None:
     assert list(KnownEnds(None, 0)) == []
 
 
+def test_nobody_can_write_into_tokens(toys: Any) -> None:
+    session = toys.Session("v2")
+    node = session.say([toys.user("u")], "a")
+    attachments = [session.turn(messages).attachment for messages in (node.stored_messages(), [toys.user("v")])]
+    for ids in (node.tokens(), *map(session.trajectory.snapshot, attachments)):
+        with pytest.raises(ValueError, match="read-only"):
+            ids.fill(0)
+
+
 def test_the_size_of_a_node_counts_what_it_keeps(toys: Any) -> None:
     def node(content: str = "u", reply: str = "a", ids: int = 1, **meta: Any) -> Any:
         return toys.Session().say([toys.user(content)], reply, ids=[97] * ids, **meta)
@@ -55,7 +64,8 @@ def test_the_size_of_a_node_counts_the_rows_that_its_parent_does_not_have(toys: 
     def rows(size: int) -> dict[str, str]:
         return {field: base64.b64encode(bytes(size)).decode()}
 
-    session = toys.Session()
+    # Additional rows begin anew each turn, but they are the routed experts' alone.
+    session = toys.Session(additional_r3=field == "indexer_topk")
     first = session.say([toys.user("u")], "a", **rows(3000))
     turn = session.turn([*first.stored_messages(), toys.user("v")])
     without, same, *more = (

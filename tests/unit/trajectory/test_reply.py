@@ -60,6 +60,15 @@ def test_a_payload_may_be_spelled_in_odd_ways(toys: Any, text: str) -> None:
     assert json.loads(recorded(reply))["choices"][0]["meta_info"]["routed_experts"] == "QUJD"
 
 
+def test_beside_a_payload_that_is_none_numbers_keep_their_spelling(toys: Any) -> None:
+    body = json.dumps(toys.reply("a", routed_experts='AA"AA', note=1.5)).replace("1.5", "1.50").encode()
+    reply = read_reply(body)
+    assert (reply.payloads, reply.refused_payloads.keys()) == ({}, {"routed_experts"})
+    assert b'"note":1.50' in recorded(reply)
+    assert b'"note":1.50' in reply.client_body
+    assert json.loads(recorded(reply)) == json.loads(body)
+
+
 def test_a_duplicate_key_counts_once(toys: Any) -> None:
     body = (
         json.dumps(toys.reply("a"))
