@@ -34,6 +34,12 @@ def test_known_ends_are_those_within_the_limit(toys: Any) -> None:
     assert list(KnownEnds(None, 0)) == []
 
 
+def test_a_node_equals_itself_only(toys: Any) -> None:
+    one, other = (toys.Session().say([toys.user("u")], "a") for _ in range(2))
+    assert one != other
+    assert len({one, other, one}) == 2
+
+
 def test_nobody_can_write_into_tokens(toys: Any) -> None:
     session = toys.Session("v2")
     node = session.say([toys.user("u")], "a")

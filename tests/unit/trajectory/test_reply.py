@@ -60,6 +60,28 @@ def test_a_payload_may_be_spelled_in_odd_ways(toys: Any, text: str) -> None:
     assert json.loads(recorded(reply))["choices"][0]["meta_info"]["routed_experts"] == "QUJD"
 
 
+def test_a_text_that_looks_like_a_lifted_payload_is_none(toys: Any) -> None:
+    body = toys.reply("a", other={"routed_experts": "QUJD"}, routed_experts="miles-ref:payload:routed_experts")
+    reply = read_reply(json.dumps(body).encode())
+    assert reply.payloads == {}
+    assert "is not base64" in reply.refused_payloads["routed_experts"]
+    assert json.loads(recorded(reply)) == body
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize("long", [True, False])
+def test_a_payload_of_any_size_is_taken_unless_its_end_has_stray_bits(toys: Any, size: int, long: bool) -> None:
+    data = bytes(range(size)) + b"\0" * 96 * long
+    text = base64.b64encode(data).decode()
+    assert read_reply(json.dumps(toys.reply("a", indexer_topk=text)).encode()).payloads == {"indexer_topk": data}
+    letters = text.rstrip("=")
+    if len(letters) < len(text):
+        # A last letter of A, Q, g or w says nothing of the byte that is not there; the next one does.
+        stray = letters[:-1] + chr(ord(letters[-1]) + 1) + "=" * (len(text) - len(letters))
+        reply = read_reply(json.dumps(toys.reply("a", indexer_topk=stray)).encode())
+        assert "stray bits" in reply.refused_payloads["indexer_topk"]
+
+
 def test_beside_a_payload_that_is_none_numbers_keep_their_spelling(toys: Any) -> None:
     body = json.dumps(toys.reply("a", routed_experts='AA"AA', note=1.5)).replace("1.5", "1.50").encode()
     reply = read_reply(body)
