@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 _MAX_WORDS = 1 << 15
@@ -38,7 +38,7 @@ _CLASS = re.compile(r"\[[^\]]*\]")
 def byte_letters() -> list[str]:
     """The 256 letters of byte level BPE: printable Latin-1 stands for itself, the other bytes for U+0100 onwards."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = iter(range(0x100, 0x200))
+    spare = count(0x100)
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
