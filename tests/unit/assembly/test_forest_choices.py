@@ -134,6 +134,17 @@ def test_merge_trains_the_shared_root_in_the_earliest_survivor(samples: list[Sam
     assert "rewards" not in merged[0].metadata
 
 
+def test_a_response_that_begins_inside_a_completion_owns_from_there_on() -> None:
+    """As a compute of somebody else may give it, which trains the end of a path only."""
+    spans = [(2, 8), (9, 11), (3, 12), (10, 13), (14, 15)]
+    first, second = leaf_sample(1, spans), leaf_sample(4, spans)
+    first.response_length = 11 - 7
+    first.loss_mask = [1, 0, 1, 1]
+    merge([first, second], {"tree": tree(spans)})
+    assert first.loss_mask == [1, 0, 1, 1]
+    assert second.loss_mask.tolist() == [1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 1]
+
+
 def test_a_mask_stays_what_it_was_and_the_callers_array_is_not_written_to(session: dict[str, Any]) -> None:
     first, second = leaf_sample(1), leaf_sample(4)
     kept = second.loss_mask

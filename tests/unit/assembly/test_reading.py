@@ -40,6 +40,7 @@ def test_pairs_become_two_read_only_arrays_and_more_items_are_ignored() -> None:
         ({}, "not a list"),
         ([[-0.5, 7], 3], r"\[1\] is 3"),
         ([[-0.5]], r"\[0\] is \[-0\.5\]"),
+        ([[-0.5, 7, "text"], [-0.5, 7], [-0.5], []], r"\[2\] is \[-0\.5\]"),
         (["ab"], r"\[0\] is 'ab'"),
         ([[None, 7]], r"\[0\] has the log prob null"),
         ([[-0.5, 7], [math.nan, 7]], r"\[1\] has the log prob nan"),

@@ -34,16 +34,16 @@ class WriteAgain(Family):
 
 
 class AddNothing(Family):
-    """A family that eats the suffix, and drops and writes again the snapshot's last tokens."""
+    """A family that eats the suffix, drops the snapshot's last tokens and writes some of them again."""
 
     name = "add-nothing"
 
-    def __init__(self, again: int = 0) -> None:
-        self.again = again
+    def __init__(self, dropped: int, written: int) -> None:
+        self.dropped, self.written = dropped, written
 
     def join(self, snapshot: Any, suffix: Any, ids: Any) -> Any:
-        kept = len(snapshot) - self.again
-        return kept, snapshot[kept:].copy()
+        kept = len(snapshot) - self.dropped
+        return kept, snapshot[kept : kept + self.written].copy()
 
 
 class DropThree(Family):
@@ -96,9 +96,11 @@ def test_an_output_does_not_make_up_for_what_a_prompt_dropped(toys: Any, output:
     assert session.trajectory.path() == [first]
 
 
-@pytest.mark.parametrize("again", [0, 1, 2])
-def test_a_prompt_that_adds_nothing_is_refused_before_the_backend_is_called(toys: Any, again: int) -> None:
-    session = toys.Session(family=AddNothing(again))
+@pytest.mark.parametrize(("dropped", "written"), [(0, 0), (1, 1), (2, 2), (3, 2), (2, 0)])
+def test_a_prompt_that_adds_nothing_is_refused_before_the_backend_is_called(
+    toys: Any, dropped: int, written: int
+) -> None:
+    session = toys.Session(family=AddNothing(dropped, written))
     first = session.say([toys.user("u")], "abc")
     with pytest.raises(MessageValidationError, match="adds no token"):
         session.turn([*first.stored_messages(), toys.user("v")])

@@ -70,16 +70,21 @@ def test_a_text_that_looks_like_a_lifted_payload_is_none(toys: Any) -> None:
 
 @pytest.mark.parametrize("size", range(1, 9))
 @pytest.mark.parametrize("long", [True, False])
-def test_a_payload_of_any_size_is_taken_unless_its_end_has_stray_bits(toys: Any, size: int, long: bool) -> None:
+@pytest.mark.parametrize("note", ["", "miles-ref:payload:indexer_topk"])
+def test_a_payload_of_any_size_is_taken_unless_its_end_has_stray_bits(
+    toys: Any, size: int, long: bool, note: str
+) -> None:
+    def read(text: str) -> Any:
+        return read_reply(json.dumps(toys.reply("a", note=note, indexer_topk=text)).encode())
+
     data = bytes(range(size)) + b"\0" * 96 * long
     text = base64.b64encode(data).decode()
-    assert read_reply(json.dumps(toys.reply("a", indexer_topk=text)).encode()).payloads == {"indexer_topk": data}
+    assert read(text).payloads == {"indexer_topk": data}
     letters = text.rstrip("=")
     if len(letters) < len(text):
         # A last letter of A, Q, g or w says nothing of the byte that is not there; the next one does.
         stray = letters[:-1] + chr(ord(letters[-1]) + 1) + "=" * (len(text) - len(letters))
-        reply = read_reply(json.dumps(toys.reply("a", indexer_topk=stray)).encode())
-        assert "stray bits" in reply.refused_payloads["indexer_topk"]
+        assert "stray bits" in read(stray).refused_payloads["indexer_topk"]
 
 
 def test_beside_a_payload_that_is_none_numbers_keep_their_spelling(toys: Any) -> None:
@@ -98,6 +103,14 @@ def test_a_duplicate_key_counts_once(toys: Any) -> None:
         .encode()
     )
     with pytest.raises(UpstreamResponseError, match="completion_tokens"):
+        read_reply(body)
+
+
+@pytest.mark.parametrize("raw", [b"\xff", b"\xc3", b"\xed\xa0\x80"])
+@pytest.mark.parametrize("place", [b'"note"', b'"index"'])
+def test_what_is_not_utf8_is_refused_also_where_nobody_reads(toys: Any, place: bytes, raw: bytes) -> None:
+    body = json.dumps(toys.reply("a", note="x")).encode().replace(place + b": ", place + b': "' + raw + b'", "other": ')
+    with pytest.raises(UpstreamResponseError, match="cannot be read"):
         read_reply(body)
 
 

@@ -76,7 +76,8 @@ def test_known_messages_are_read_all_the_same(separators: tuple[str, str], known
     assert list(messages) == MESSAGES
     assert messages[-1] == MESSAGES[-1]
     assert messages.ends(0) == all_ends
-    assert messages.ends(all_ends[0]) == all_ends[1:]
+    for after in range(all_ends[-1] + 2):
+        assert messages.ends(after) == tuple(end for end in all_ends if end > after)
 
 
 def test_ends_are_where_a_message_ends() -> None:
