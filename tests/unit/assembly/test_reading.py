@@ -31,6 +31,7 @@ def test_pairs_become_two_read_only_arrays_and_more_items_are_ignored() -> None:
     with pytest.raises(ValueError, match="read-only"):
         log_probs[0] = 1
     assert [len(array) for array in read_output([])] == [0, 0]
+    assert read_output([(-0.5, 7), [-1, 8]])[0].tolist() == [7, 8]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,20 @@
-"""Views on a path: where a request's messages end, and the bytes that a node keeps."""
+"""Nodes and views on their paths: nobody changes them, where messages end, and the bytes that a node keeps."""
 
 from __future__ import annotations
 
 import base64
+import json
+from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
 
+from miles_ref.tokens.matching import strict
+from miles_ref.trajectory.commit import Times
 from miles_ref.trajectory.node import KnownEnds
-from miles_ref.trajectory.request import MessageList
+from miles_ref.trajectory.reply import read_reply
+from miles_ref.trajectory.request import MessageList, Seen
+from miles_ref.trajectory.turn import ForwardSettings, Matching
 
 
 def test_known_ends_are_those_within_the_limit(toys: Any) -> None:
@@ -32,6 +38,16 @@ def test_known_ends_are_those_within_the_limit(toys: Any) -> None:
         assert known[-2:] == expected[-2:]
         assert list(known) == expected
     assert list(KnownEnds(None, 0)) == []
+
+
+def test_what_turns_under_way_share_cannot_be_changed(toys: Any) -> None:
+    """A turn changes nothing before its commit, however many are planned beside it."""
+    session = toys.Session("v2")
+    turn, reply = session.turn([toys.user("u")]), toys.reply("a")
+    shared = [turn, turn.attachment, read_reply(json.dumps(reply).encode()), session.node(turn, reply)]
+    for thing in (*shared, Matching(strict), ForwardSettings(), Seen(b"", b"", 0), Times(1.0, 2.0)):
+        with pytest.raises(FrozenInstanceError):
+            setattr(thing, fields(thing)[0].name, None)
 
 
 def test_a_node_equals_itself_only(toys: Any) -> None:
