@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -27,6 +28,7 @@ ROOT = corpus_root()
 FILES = sorted(case_files([ROOT]))
 
 
+@functools.cache
 def validator() -> jsonschema.Draft202012Validator:
     schema = json.loads((ROOT / SCHEMA).read_text())
     return jsonschema.Draft202012Validator({"$defs": schema["$defs"], "$ref": "#/$defs/case"})

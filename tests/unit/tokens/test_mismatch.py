@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -280,13 +281,15 @@ def sessions(draw: st.DrawFn, tokenizer: Tokenizer) -> tuple[SegmentIndex, IntAr
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_incremental_equals_full(name: str, family: str, data: st.DataObject) -> None:
-    tokenizer = _LOADED.setdefault(name, load_tokenizer(name))
+    tokenizer = loaded(name)
     index, ids, messages = data.draw(sessions(tokenizer))
     full = full_report(tokenizer, get_family(family), ids, messages, None, {})
     assert incremental_report(index, tokenizer, get_family(family), ids, messages, None, {}) == full
 
 
-_LOADED: dict[str, Tokenizer] = {}
+@functools.cache
+def loaded(name: str) -> Tokenizer:
+    return load_tokenizer(name)
 
 
 def _nfc(state: dict[str, Any]) -> None:
