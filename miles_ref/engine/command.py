@@ -31,6 +31,15 @@ def _model_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
+def _settings(options: dict[str, Any]) -> EngineSettings:
+    settings = EngineSettings(**options)
+    try:
+        settings.check_model()  # a typing mistake is told at once, not after torch is imported
+    except UsageError as error:
+        raise click.ClickException(str(error)) from error
+    return settings
+
+
 @click.command("engine")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
@@ -54,12 +63,13 @@ def engine_command(host: str, port: int, until_eof: bool, **settings: Any) -> No
     policy the model speaks.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    chosen = _settings(settings)
     try:
         from miles_ref.engine.service import Engine, serve
     except ImportError as error:
         raise click.ClickException(f"{_MISSING} ({error})") from error
     try:
-        asyncio.run(serve(Engine.load(EngineSettings(**settings)), host, port, until_eof=until_eof))
+        asyncio.run(serve(Engine.load(chosen), host, port, until_eof=until_eof))
     except (UsageError, OSError) as error:
         raise click.ClickException(str(error)) from error
     # All is closed by now. Python would need seconds more to take torch's modules apart.
@@ -76,12 +86,13 @@ def prove_command(payload: str, **settings: Any) -> None:
 
     Prints a JSON report. The exit status is 0 only when all log probs agree and every control fails.
     """
+    chosen = _settings(settings)
     try:
         from miles_ref.engine.proof import prove_payload
     except ImportError as error:
         raise click.ClickException(f"{_MISSING} ({error})") from error
     try:
-        report = prove_payload(payload, EngineSettings(**settings))
+        report = prove_payload(payload, chosen)
     except (UsageError, DecodeError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(json.dumps(report.to_json()))

@@ -102,6 +102,7 @@ class LanguageModel:
     @classmethod
     def load(cls, settings: EngineSettings) -> tuple[LanguageModel, Tokenizer]:
         """The model and its tokenizer. Raises UsageError for a folder or tokenizer that cannot be read."""
+        settings.check_model()
         torch.set_num_threads(settings.threads)
         name = settings.tokenizer or settings.model or DEFAULT_TOKENIZER
         tokenizer = load_tokenizer(name)
@@ -207,8 +208,6 @@ def _built_in(vocabulary: int, seed: int, dtype: torch.dtype) -> Any:
 
 
 def _local(folder: Path, dtype: torch.dtype) -> Any:
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"no model in {folder}: give the folder of a local Hugging Face model (with config.json)")
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:

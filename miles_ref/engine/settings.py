@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from miles_ref.errors import UsageError
 
 DEFAULT_TOKENIZER = "tiny-chatml"
 DTYPES = ("float64", "float32", "bfloat16")
@@ -31,6 +34,13 @@ class EngineSettings:
     cache_tokens: int = DEFAULT_CACHE_TOKENS
     threads: int = 1
     weight_version: str = "default"
+
+    def check_model(self) -> None:
+        """Raises UsageError for a folder that holds no model, before anything heavy is imported to read it."""
+        if self.model is not None and not (Path(self.model) / "config.json").is_file():
+            raise UsageError(
+                f"no model in {self.model}: give the folder of a local Hugging Face model (with config.json)"
+            )
 
 
 @dataclass(frozen=True, slots=True)
