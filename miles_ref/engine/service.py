@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from typing import Any
 
@@ -205,6 +206,14 @@ async def serve(engine: Engine, host: str, port: int, *, until_eof: bool = False
         loop.add_signal_handler(number, ended.set)
     if until_eof:
         loop.add_reader(0, _end_at_eof, loop, ended)
+    async with listening(engine, host, port) as url:
+        print(json.dumps({"url": url, "pid": os.getpid()}), file=sys.stdout, flush=True)
+        await ended.wait()
+
+
+@contextlib.asynccontextmanager
+async def listening(engine: Engine, host: str, port: int) -> AsyncIterator[str]:
+    """Serve within the block, which gets the URL; port 0 takes a free one. Raises OSError where it cannot listen."""
     runner = web.AppRunner(
         make_app(engine), handler_cancellation=True, shutdown_timeout=SHUTDOWN_SECONDS, access_log=None
     )
@@ -213,8 +222,7 @@ async def serve(engine: Engine, host: str, port: int, *, until_eof: bool = False
         await web.TCPSite(runner, host, port).start()
         bound_host, bound_port = runner.addresses[0][:2]
         shown = f"[{bound_host}]" if ":" in bound_host else bound_host
-        print(json.dumps({"url": f"http://{shown}:{bound_port}", "pid": os.getpid()}), file=sys.stdout, flush=True)
-        await ended.wait()
+        yield f"http://{shown}:{bound_port}"
     finally:
         await runner.cleanup()
 

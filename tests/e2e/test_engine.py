@@ -1,8 +1,10 @@
-"""The engine as a process, spoken to over HTTP."""
+"""The engine spoken to over HTTP: as a process, and where the process is not the matter, in this one."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -20,14 +22,17 @@ import numpy as np
 import pytest
 
 from miles_ref.data import tokenizer_path
+from miles_ref.engine.command import engine_command
+from miles_ref.engine.settings import EngineSettings
 from miles_ref.engine.task import make_task
 from miles_ref.process import ProcessStartError, ReadyProcess
+from miles_ref.testing.loop_thread import LoopThread
 from miles_ref.tokens.families import get_family
 from miles_ref.tokens.mismatch import full_report
 from miles_ref.tokens.rendering import Renderer
 from miles_ref.tokens.tokenizer import load_tokenizer
 
-pytestmark = pytest.mark.xdist_group("engine")  # they share two engines
+pytestmark = pytest.mark.xdist_group("torch")  # one worker loads torch for all of them
 FAMILIES = {"tiny-chatml": "qwen3", "tiny-glm": "glm47"}
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -35,6 +40,22 @@ HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 def engine(*options: str) -> ReadyProcess:
     # Importing torch takes half a minute where many tests share few cores.
     return ReadyProcess([sys.executable, "-m", "miles_ref", "engine", "--port", "0", *options], timeout=100)
+
+
+@contextlib.contextmanager
+def engine_here(*options: str) -> Iterator[str]:
+    """The URL of an engine in this process, with the command's options: it does not have to import torch once more."""
+    from miles_ref.engine.service import Engine, listening
+
+    values = engine_command.make_context("engine", list(options)).params
+    settings = EngineSettings(**{field.name: values[field.name] for field in dataclasses.fields(EngineSettings)})
+    serving = listening(Engine.load(settings), "127.0.0.1", 0)
+    with LoopThread() as thread:
+        url = thread.run(serving.__aenter__())
+        try:
+            yield url
+        finally:
+            thread.run(serving.__aexit__(None, None, None))
 
 
 def call(url: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -72,8 +93,8 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def sampling_url() -> Iterator[str]:
-    with engine("--policy", "sample", "--context-length", "4000", "--weight-version", "17") as process:
-        yield process.url
+    with engine_here("--policy", "sample", "--context-length", "4000", "--weight-version", "17") as url:
+        yield url
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -81,7 +102,6 @@ def test_an_episode_keeps_its_tokens_and_is_proven(name: str) -> None:
     """What the session server does, by hand: prompts grow by rendered suffixes, outputs are never encoded again."""
     from miles_ref.engine.model import LanguageModel
     from miles_ref.engine.proof import prove
-    from miles_ref.engine.settings import EngineSettings
 
     tokenizer = load_tokenizer(name)
     family = get_family(FAMILIES[name])
@@ -92,10 +112,10 @@ def test_an_episode_keeps_its_tokens_and_is_proven(name: str) -> None:
     mask: list[int] = [0] * len(prompt)
     log_probs: list[float] = [0.0] * len(prompt)
     turns, cached, last_size = 0, [], 0
-    with engine("--tokenizer", name, "--seed", "5") as process:
+    with engine_here("--tokenizer", name, "--seed", "5") as url:
         while True:
             choice = chat(
-                process.url,
+                url,
                 messages=messages,
                 tools=tools,
                 input_ids=prompt.tolist(),
@@ -355,13 +375,13 @@ def test_a_local_model_speaks_with_its_own_template(tmp_path: Path, routed: bool
     config = transformers.MixtralConfig(**sizes, **moe) if routed else transformers.LlamaConfig(**sizes)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(str(tokenizer_path("tiny-glm"))).save_pretrained(tmp_path)
-    with engine("--model", str(tmp_path), "--policy", "sample", "--seed", "1") as process:
-        choice = chat(process.url, max_tokens=50, return_routed_experts=True)
+    with engine_here("--model", str(tmp_path), "--policy", "sample", "--seed", "1") as url:
+        choice = chat(url, max_tokens=50, return_routed_experts=True)
         glm = load_tokenizer("tiny-glm")
         rendered = glm.render(HELLO["messages"], tools=None, add_generation_prompt=True, template_kwargs={})
         assert choice["meta_info"]["prompt_tokens"] == len(glm.encode(rendered))
         assert ("routed_experts" in choice["meta_info"]) == routed
         if routed:
             assert len(experts(choice)) == len(glm.encode(rendered)) + len(said(choice)) - 1
-        assert call(process.url, "/v1/chat/completions", {**HELLO, "max_tokens": 300})[0] == 400
-        assert call(process.url, "/v1/models")[1]["data"][0]["id"] == tmp_path.name
+        assert call(url, "/v1/chat/completions", {**HELLO, "max_tokens": 300})[0] == 400
+        assert call(url, "/v1/models")[1]["data"][0]["id"] == tmp_path.name
