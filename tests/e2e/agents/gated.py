@@ -78,6 +78,18 @@ async def cleans_slowly() -> str:
     return "done"
 
 
+async def answers() -> str:
+    """Give back what comes through the gate until it is closed."""
+    async with cleaning():
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(os.environ["AGENT_GATE_PORT"]))
+        try:
+            while question := await reader.read(1):
+                writer.write(question)
+        finally:
+            writer.close()
+    return "done"
+
+
 async def returns() -> str:
     """Return at once."""
     report_to_caller("started")

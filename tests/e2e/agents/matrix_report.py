@@ -52,7 +52,7 @@ def _run_shards(processes: int) -> dict[str, dict[str, Any]]:
 
 
 async def _run_shard(mine: list[Cell]) -> None:
-    with workers() as shared:
+    async with workers() as shared:
         for cell in mine:
             wanted = expected(cell)
             try:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,11 +19,10 @@ from tests.e2e.agents.gate import Gate
 from tests.e2e.agents.matrix import CANCELLED_ERROR, AbortScope, Caller, CallScope, Cell, Delete, Expected, Moment
 from tests.e2e.agents.proxy import Proxy, hold, hold_reply, lose_request
 from tests.e2e.agents.support import worker_process
+from tests.e2e.agents.witness import Witnesses
 
 OWN = "10.0.0.1:30000"
 ABORTS = {AbortScope.OWN: OWN, AbortScope.ANOTHER: "10.0.0.1:3000", AbortScope.NULL: None, AbortScope.EVERY: OWN}
-WITNESS = "10.0.0.1:300000"
-"""Scopes that are prefixes of each other: they are matched whole."""
 
 GATED = "tests.e2e.agents.gated:"
 AGENTS = {
@@ -64,17 +63,22 @@ def worker(orphan_timeout: float) -> Iterator[ReadyProcess]:
 
 @dataclass(slots=True)
 class Workers:
-    """The workers that cells share."""
+    """The workers that cells share, and the calls on the steady one that none of them may touch."""
 
     steady: str
     impatient: str
+    witnesses: Witnesses
 
 
-@contextlib.contextmanager
-def workers() -> Iterator[Workers]:
-    """A worker that waits long for polls, and one that ends orphans soon."""
+@contextlib.asynccontextmanager
+async def workers() -> AsyncIterator[Workers]:
+    """A worker that waits long for polls, and one that ends orphans soon, for cells of one event loop."""
     with worker(120) as steady, worker(3) as impatient:
-        yield Workers(steady.url, impatient.url)
+        shared = Workers(steady.url, impatient.url, Witnesses(steady.url))
+        try:
+            yield shared
+        finally:
+            await shared.witnesses.end()
 
 
 class CellRun:
@@ -213,13 +217,9 @@ async def run_cell(cell: Cell, shared: Workers) -> Result:
         if cell.moment is Moment.LOST:
             doomed = stack.enter_context(worker(120))
             url = doomed.url
-        async with Gate() as gate, Gate() as witness_gate, Proxy(url) as proxy:
+        await shared.witnesses.gather_for(cell)
+        async with Gate() as gate, Proxy(url) as proxy:
             run = CellRun(cell, proxy, gate, url)
-            witnesses = [
-                asyncio.create_task(_witness(mode, scope, shared.steady, witness_gate.port))
-                for mode, scope in _witnesses(cell)
-            ]
-            await witness_gate.reached(len(witnesses))
             run.prepare()
             call = run.start()
             await run.reach_moment()
@@ -234,26 +234,7 @@ async def run_cell(cell: Cell, shared: Workers) -> Result:
             outcome = await _outcome(call)
             await abort
             gone = await run.child_gone()
-            witness_gate.open()
-            return Result(outcome, gone, run.reports, list(await asyncio.gather(*witnesses)))
-
-
-def _witnesses(cell: Cell) -> list[tuple[str, str | None]]:
-    """Calls that must not be touched: of other scopes, or, where every scope is meant, not on a worker."""
-    if cell.abort is AbortScope.EVERY:
-        return [("subproc", None)]
-    return [("worker", WITNESS), ("worker", None)]
-
-
-async def _witness(mode: str, scope: str | None, url: str, port: int) -> str:
-    value = await call_agent_function(
-        GATED + "waits",
-        mode=mode,
-        scope=scope,
-        env={"AGENT_GATE_PORT": str(port)},
-        settings=AgentSettings(worker_urls=(url,)),
-    )
-    return "ok" if value == "done" else "another value"
+            return Result(outcome, gone, run.reports, await shared.witnesses.say(cell))
 
 
 async def _outcome(call: asyncio.Task[str]) -> str:

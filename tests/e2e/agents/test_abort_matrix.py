@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from tests.e2e.agents.matrix import AbortScope, Caller, CallScope, Cell, Delete, Moment, cells, expected
 from tests.e2e.agents.matrix_run import Workers, complaints, run_cell, workers
@@ -13,12 +14,13 @@ POSSIBLE = [cell for cell in cells() if cell.impossible() is None]
 IMPOSSIBLE = [cell for cell in cells() if cell.impossible() is not None]
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Workers]:
-    with workers() as both:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Workers]:
+    async with workers() as both:
         yield both
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("cell", POSSIBLE, ids=lambda cell: cell.id)
 async def test_cell(cell: Cell, shared: Workers) -> None:
     result = await run_cell(cell, shared)
