@@ -1,7 +1,9 @@
 """Tests talk to loopback only: the libraries shall not ask a model hub. The kit's plugin comes by its entry point."""
 
+import gc
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,19 @@ os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "tests" / "authority.p
 _COLLECTED = pytest.StashKey[frozenset[str]]()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Note what collecting has imported: every xdist worker collects everything."""
-    session.config.stash[_COLLECTED] = frozenset(sys.modules)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect without collecting garbage, and note what that has imported: every xdist worker collects everything.
+
+    What is there afterwards stays to the end, so the garbage collector need not look at it again and again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+        session.config.stash[_COLLECTED] = frozenset(sys.modules)
 
 
 @pytest.fixture
