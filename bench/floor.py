@@ -16,6 +16,10 @@ from aiohttp import web
 
 from bench.backend import serve
 
+OBSERVED, GENERATED = 400, 200
+"""Tokens of a turn, about as many as a session server would send."""
+IDS = list(range(1 << 18))
+
 
 async def run(backend: str, rows: bool) -> None:
     """Serve `POST /sessions/{id}/v1/chat/completions`, with input_ids that grow as a session's would."""
@@ -23,7 +27,7 @@ async def run(backend: str, rows: bool) -> None:
 
         async def chat(request: web.Request) -> web.Response:
             body = orjson.loads(await request.read())
-            body.setdefault("input_ids", [1])
+            body["input_ids"] = IDS[: (len(body["messages"]) + 1) // 2 * (OBSERVED + GENERATED) - GENERATED]
             url = f"{backend}/v1/chat/completions"
             async with client.post(url, data=orjson.dumps(body), headers={"content-type": "application/json"}) as got:
                 reply = orjson.loads(await got.read())

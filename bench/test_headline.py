@@ -67,8 +67,7 @@ class Way(ABC):
             "wire_bytes": len(body),
             "wall_s": float(np.median(wall)),
             "driver_cpu_s": float(np.median(driver)),
-            # The kernel counts CPU of other processes in ticks of 10 ms: only a mean over the rounds resolves it.
-            "server_cpu_s": float(np.mean(server)),
+            "server_cpu_s": float(np.median(server)),
             "driver_peak_bytes": float(peak),
         }
 

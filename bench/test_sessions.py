@@ -36,7 +36,7 @@ def test_sessions_at_once(
         servers = [stack.enter_context(session_server(plain_backend.url)) for _ in range(processes)]
         urls = [server.url for server in servers]
         results = []
-        benchmark.group = f"{sessions} sessions at once"
+        benchmark.group = f"sessions at once: {sessions}"
         benchmark.pedantic(lambda: results.append(load(urls, sessions, collected)), rounds=2)
         chats = [latency for result in results for latency in result["chats_ms"]]
         collects = [latency for result in results for latency in result["collects_ms"]]
@@ -63,7 +63,7 @@ def test_memory_of_a_session(benchmark: Any, request: pytest.FixtureRequest, sha
             client = Client(server.url)
             episode = Episode(client).run(turns)
             assert len(episode.messages) == 2 * turns
-            before, sessions = resident_bytes(server.pid), 8 if shape == "plain" else 4
+            before, sessions = resident_bytes(server.pid), 8
             for _ in range(sessions):
                 Episode(client).run(turns)
             kept[turns] = (resident_bytes(server.pid) - before) / sessions

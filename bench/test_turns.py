@@ -82,21 +82,9 @@ def test_turn_with_replay_rows(benchmark: Any, replay_backend: ReadyProcess, ser
         else session_server(replay_backend.url, *flags) as server
     ):
         client = Client(server.url)
-        # The floor's prompts do not grow: it is measured against a session of the same size through its own input_ids.
-        episode = PaddedFloor(client) if serving == "floor" else Episode(client)
+        episode = FloorEpisode(client) if serving == "floor" else Episode(client)
         episode.run(sizes(1, 32)[-1])
         benchmark.group = "turn with replay rows"
         benchmark.extra_info.update(bench="turn-replay", serving=serving, cpu_s=cpu_per_turn(episode, server.pid))
         benchmark.pedantic(episode.turn, rounds=TURNS, iterations=1)
         client.close()
-
-
-class PaddedFloor(FloorEpisode):
-    """Sends the input_ids that a session server would have set, so that the replies are as large."""
-
-    def turn(self) -> None:
-        known = len(self.messages) // 2 * 600 + 400
-        self.messages.append({"role": "user", "content": "x" * self.observation_chars})
-        body = {"model": "m", "messages": self.messages, "input_ids": list(range(known))}
-        self.client.call("POST", "/sessions/none/v1/chat/completions", body)
-        self.messages.append({"role": "assistant", "content": "word " * 200})

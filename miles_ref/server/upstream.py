@@ -20,7 +20,6 @@ into a connection that the backend is just closing."""
 
 _CONNECT_TIMEOUT = 10.0
 _READ_BUFFER = 1 << 20
-_LARGE = 1 << 16
 
 
 class BodyPayload(aiohttp.Payload):
@@ -36,8 +35,6 @@ class BodyPayload(aiohttp.Payload):
         return self._value.decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        if len(self._value) > _LARGE:
-            writer.send_headers()  # Before Python 3.12, aiohttp copies headers and body together to send them.
         await writer.write(self._value)
 
 
