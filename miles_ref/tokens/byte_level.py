@@ -16,12 +16,14 @@ _MAX_WORDS = 1 << 15
 """Words that are remembered; when there are as many, all are forgotten."""
 _MAX_WORD_LENGTH = 64
 """Characters; longer words do not come again."""
+_MAX_TEXT = 1 << 22
+"""Characters; longer texts are left to the library, which lets other threads run meanwhile, as `re` does not."""
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern that a ByteLevel step uses by itself (tokenizers, pre_tokenizers/byte_level.rs)."""
 
 _SYNTAX = re.compile(
-    r"""(?: \(\?i:['a-z|]+\) | \(\?[:!] | [)|]                  # groups, alternatives
+    r"""(?: \(\?i:['a-z|]+\) | \(\?[:!] | \)(?![*+{]) | \|          # groups, at most optional; alternatives
           | \[\^?(?:\\p\{[A-Z][a-z]?\}|\\[sSrn]|[ '/A-Za-z0-9])+\]  # classes
           | \\p\{[A-Z][a-z]?\} | \\[sSrn] | [ 'A-Za-z0-9/]           # single characters
           | (?:[?*+]|\{[0-9](?:,[0-9])?\})(?![?*+{])                 # quantifiers that are neither lazy nor possessive
@@ -96,7 +98,11 @@ class AsciiEncoder:
         self._added_pattern = pattern_of(added)
 
     def encode(self, text: str) -> list[int] | None:
-        """The ids of an ASCII text; None where the pattern of words leaves something out."""
+        """The ids of an ASCII text; None for a long one, and where the pattern of words leaves something out or matches
+        nothing.
+        """
+        if len(text) > _MAX_TEXT:
+            return None
         ids: list[int] = []
         start = 0
         for match in self._added_pattern.finditer(text) if self._added_pattern else ():
@@ -108,6 +114,8 @@ class AsciiEncoder:
 
     def _add(self, text: str, ids: list[int]) -> bool:
         words = self._words(text)
+        if "" in words:  # `re` goes on after an empty match in another way than Oniguruma
+            return False
         ids.extend(chain.from_iterable(map(self._ids_of, words)))
         return sum(map(len, words)) == len(text)
 
@@ -158,7 +166,9 @@ def _translated(pattern: str) -> re.Pattern[str] | None:
         return None
     inside = _CLASS.sub(lambda found: _PROPERTY.sub(lambda name: _IN_ASCII[name[1]], found[0]), pattern)
     translated = _PROPERTY.sub(lambda name: f"[{_IN_ASCII[name[1]]}]", inside)
+    if "[]" in translated or "[^]" in translated:
+        return None  # A class without a member in ASCII, where `re` would take the bracket for its first member.
     try:
         return re.compile(translated, re.ASCII)
-    except re.error:  # a class that has no member in ASCII
+    except re.error:
         return None

@@ -101,6 +101,21 @@ def test_a_text_that_the_pattern_does_not_cover_is_left_to_the_library() -> None
     assert encoder.encode("a<think>1") is None
 
 
+@pytest.mark.parametrize("pattern", [r"b*|a+", r"\p{N}?|\s+|\S+"])
+def test_a_text_in_which_the_pattern_matches_nothing_is_left_to_the_library(pattern: str) -> None:
+    """`re` would find a word of two letters where Oniguruma, after an empty match, skips one."""
+    encoder = ascii_encoder(_state(pattern), _encoder(None)[0])
+    assert encoder is not None
+    assert encoder.encode("aa") is None
+
+
+def test_a_long_text_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, encoder = _encoder(None)
+    monkeypatch.setattr("miles_ref.tokens.byte_level._MAX_TEXT", 4)
+    assert encoder.encode("word") is not None
+    assert encoder.encode("words") is None
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -114,6 +129,12 @@ def test_a_text_that_the_pattern_does_not_cover_is_left_to_the_library() -> None
         r"a$",
         r"\p{Sc}",
         r"\p{M}",
+        r"\p{L}\p{M}*|[^\s\p{L}]+|\s+",
+        r"[\p{Lm}]+|[\S]|\s",
+        r"[^\p{Lm}]+|[\S]|\s",
+        r"(?:ab?)+|\S|\s",
+        r"(?:ab?)*|\S|\s",
+        r"(?:ab?){2}|\S|\s",
         r"[a[b]]",
         r"[a&&b]",
         r"(?<=a)b",
