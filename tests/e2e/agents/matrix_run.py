@@ -73,7 +73,7 @@ class Workers:
 @contextlib.asynccontextmanager
 async def workers() -> AsyncIterator[Workers]:
     """A worker that waits long for polls, and one that ends orphans soon, for cells of one event loop."""
-    with worker(120) as steady, worker(3) as impatient:
+    with worker(120) as steady, worker(2) as impatient:
         shared = Workers(steady.url, impatient.url, Witnesses(steady.url))
         try:
             yield shared
