@@ -41,7 +41,7 @@ class Session:
     @property
     def stored_bytes(self) -> int:
         """What the session stores, about."""
-        seen = 0 if self.seen is None else len(self.seen.text)
+        seen = 0 if self.seen is None else len(self.seen.head) + len(self.seen.text)
         return seen + sum(node.size for node in self.trajectory.nodes())
 
     def commit(self, attachment: Attachment, node: Node) -> bool:

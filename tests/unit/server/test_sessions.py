@@ -8,6 +8,7 @@ from miles_ref.errors import BudgetExceededError, SessionExpiredError, SessionNo
 from miles_ref.server.sessions import SessionStore
 from miles_ref.tokens.matching import strict
 from miles_ref.trajectory.linear import LinearTrajectory
+from miles_ref.trajectory.request import ChatRequest
 from miles_ref.trajectory.turn import Matching
 
 
@@ -41,6 +42,13 @@ def test_a_session_lives_while_it_is_used() -> None:
         sessions.get(session.id)
     assert session.closed
     assert sessions.expired_count == 1
+
+
+def test_all_that_is_kept_of_the_last_request_is_counted() -> None:
+    session = store(Time()).create()
+    assert session.stored_bytes == 0
+    session.seen = ChatRequest(b'{"tools": [], "messages": [{}], "n": 1}').as_seen(0)
+    assert session.stored_bytes == len(b'{"tools": [], "messages": [{}')
 
 
 def test_what_was_dropped_is_forgotten_after_a_while() -> None:
