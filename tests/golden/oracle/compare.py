@@ -142,9 +142,9 @@ def expected_case(kind: str, version: str, number: int) -> dict[str, Any]:
 
 
 def write(cases: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """Write each case to a file of its own, named after its id; those of an earlier run are removed."""
+    """Write each case to a file of its own, named after its id; those of an earlier run, and no others, are removed."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.json"):
+    for old in folder.glob("v[12]-*-random-*.json"):
         old.unlink()
     paths = []
     for case in cases:

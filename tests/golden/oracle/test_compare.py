@@ -42,7 +42,7 @@ def test_a_disagreement_fails_and_becomes_a_case_file(
         return {"match": not expect["match"]} if case["kind"] == "match" and case["version"] == "v2" else expect
 
     monkeypatch.setattr(compare, "run_case", wrong)
-    (tmp_path / "old.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "v1-match-random-999999.json").write_text("{}", encoding="utf-8")
     assert compare.main(["--count", "240", "--processes", "1", "--out", str(tmp_path)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert "v1/match 30, " in last
@@ -51,6 +51,15 @@ def test_a_disagreement_fails_and_becomes_a_case_file(
     assert len(cases) == compare.MOST_FILES
     target = ReferenceTarget()
     assert all(judge(case, target).bad for case in cases)
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    other = tmp_path / "bench.json"
+    other.write_text("{}", encoding="utf-8")
+    (path,) = compare.write([compare.expected_case("match", "v1", 0)], tmp_path)
+    assert compare.write([], tmp_path) == []
+    assert other.exists()
+    assert not path.exists()
 
 
 def test_a_refusal_that_names_another_fault_agrees_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
