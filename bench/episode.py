@@ -125,7 +125,7 @@ def cpu_seconds(pid: int) -> float:
     """User + system seconds that a process and its children have used.
 
     From the scheduler's nanoseconds of each thread where the kernel tells them: a turn is much shorter than the ticks
-    of 10 ms that processes are counted in.
+    of 10 ms that processes are counted in. A thread that has ended is not counted then; those of a server stay.
     """
     return sum(_own_seconds(process) for process in processes(pid))
 
