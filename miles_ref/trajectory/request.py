@@ -16,7 +16,8 @@ from miles_ref.trajectory.raw_json import Buffer, Raw, RawJSONError, cut_list, c
 Message = Mapping[str, Any]
 
 _SPACE = b" \t\r\n"
-_HEAD_END = 64
+_FOUND_BY = 64
+"""Bytes at the beginning of the messages' text by which their place in the body is found."""
 _MARK = b'["miles-ref:seen"'
 _BETWEEN = re.compile(rb"[ \t\r\n]*,?[ \t\r\n]*")
 
@@ -138,7 +139,7 @@ class ChatRequest:
     def as_seen(self, seq: int) -> Seen:
         """What the next request may begin with, if this one becomes node `seq`."""
         # Searching for the whole text would cost more than the hint saves.
-        head = self._body[: self._body.index(self.messages.text[:_HEAD_END])]
+        head = self._body[: self._body.index(self.messages.text[:_FOUND_BY])]
         return Seen(head, self.messages.text, seq)
 
     def _cut_after(self, seen: Seen) -> dict[str, Raw] | None:

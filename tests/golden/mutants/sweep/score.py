@@ -71,7 +71,7 @@ def score(results: Iterable[Result]) -> Score:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A whole run. `problems` are what is wrong with it or with survivors.toml; a run with any does not count."""
+    """A whole run. One with `stale` or `wrong` entries of survivors.toml does not count."""
 
     seed: int
     asked: int
@@ -86,6 +86,7 @@ class Sweep:
     """Seconds of each stage on the package as it is, by room."""
     results: Sequence[Result]
     stale: Sequence[str] = field(default_factory=tuple)
+    """Entries that fit no mutant any more."""
     wrong: Sequence[str] = field(default_factory=tuple)
     """Explained mutants that were killed."""
 
