@@ -68,7 +68,7 @@ def own_once(samples: Iterable[Sample], tree: Mapping[str, Any]) -> None:
             raise AssemblyError(f"leaf {leaf_id(sample)} has no loss_mask, so its completions cannot be trained once")
         mask = np.array(sample.loss_mask)
         start = len(sample.tokens) - sample.response_length
-        for node_id, low, high in completion_spans(sample.metadata["leaf"]["path_node_ids"], spans, len(sample.tokens)):
+        for node_id, low, high in completion_spans(_joined(sample.metadata), spans, len(sample.tokens)):
             window = mask[max(low - start, 0) : max(high - start, 0)]
             first = max(low, start) - low  # of the span; a response that begins within it owns from there on
             trained = window != 0
@@ -77,6 +77,18 @@ def own_once(samples: Iterable[Sample], tree: Mapping[str, Any]) -> None:
             window[taken] = 0
             taken |= trained
         sample.loss_mask = mask.tolist() if isinstance(sample.loss_mask, list) else mask
+
+
+def _joined(metadata: Mapping[str, Any]) -> Sequence[int]:
+    """The nodes of the leaf's path whose turns the fold joined: a lifecycle each, where there is one at all.
+
+    What a turn behind the end of the fold wrote anew must not be taken for what the sample holds there.
+    """
+    path: Sequence[int] = metadata["leaf"]["path_node_ids"]
+    lifecycle = metadata.get("lifecycle")
+    if isinstance(lifecycle, Mapping):
+        return path[:1]
+    return path[: len(lifecycle)] if isinstance(lifecycle, list) and lifecycle else path
 
 
 def completion_spans(
