@@ -64,7 +64,10 @@ class Load:
 
 
 class HealthWatch(threading.Thread):
-    """How long a request that needs no work waits, milliseconds: with one session, as long as the event loop pauses."""
+    """How long a request that needs no work waits, milliseconds: at least as long as the event loop pauses.
+
+    It is a thread of the process that makes the load, so that the load's own work is in it too: an upper bound.
+    """
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
