@@ -81,10 +81,14 @@ class JsonLinesProgram:
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.flush()
             line = self._lines.get(timeout=ANSWER_TIMEOUT)
-        except (OSError, queue.Empty) as error:
-            raise ProgramError(f"the program gives no answer ({error!r}): {self._program.last_words()}") from error
+        except queue.Empty as error:
+            raise ProgramError(
+                f"the program gives no answer within {ANSWER_TIMEOUT:g} s: {self._program.last_words()}"
+            ) from error
+        except OSError:
+            line = b""  # It has ended, or reads no more: which of the two sides notices first is chance.
         if not line:
-            raise ProgramError(f"the program ended: {self._program.last_words()}")
+            raise ProgramError(f"the program ended, or closed its input: {self._program.last_words()}")
         try:
             answer = json.loads(line)
         except ValueError as error:

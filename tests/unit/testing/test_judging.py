@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -303,10 +304,19 @@ def test_a_program_is_judged_by_its_lines(tmp_path: Path) -> None:
         target.close()
 
 
-def test_a_program_that_ends_is_an_error(tmp_path: Path) -> None:
-    target = ProgramTarget(f"{sys.executable} -c pass")
-    with pytest.raises(ProgramError, match="ended"):
-        target.refusal(Case(id="a", kind="match", input={}, expect={}, raw={"id": "a", "kind": "match"}))
+GREETS = """import sys; sys.stdin.readline(); print('{"hello": 1, "kinds": ["match"]}', flush=True)"""
+
+
+@pytest.mark.parametrize(
+    ("program", "size"),
+    [("pass", 0), (GREETS, 0), (GREETS, 10_000_000)],
+    ids=["at-once", "after-its-greeting", "while-it-is-written-to"],
+)
+def test_a_program_that_ends_is_an_error(program: str, size: int) -> None:
+    raw = {"id": "a", "kind": "match", "input": "x" * size}
+    target = ProgramTarget(shlex.join([sys.executable, "-c", program]))
+    with pytest.raises(ProgramError, match="ended, or closed its input"):
+        target.refusal(Case(id="a", kind="match", input={}, expect={}, raw=raw))
     target.close()
 
 
