@@ -13,10 +13,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import psutil
 
 from tests.golden.mutants import GOLDEN, Mutant
 from tests.golden.mutants import mutants as read_mutants
@@ -90,8 +92,17 @@ def killers(mutant: Mutant, cases: Sequence[dict[str, Any]], timeout: float = 90
             timeout=timeout,
             check=False,
         )
+        _end_what_is_left(folder)
     lines = [line for line in done.stdout.splitlines() if line.startswith("failed:")]
     if not lines:
         raise RuntimeError(f"mutant {mutant.name} could not be judged: {done.stderr[-2000:]}")
     failed: list[str] = json.loads(lines[-1].removeprefix("failed:"))
     return failed
+
+
+def _end_what_is_left(folder: Path) -> None:
+    """Kill the processes of a mutant that ends less than it should: some sleep for an hour."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if str(folder) in " ".join([*process.cmdline(), process.environ().get("PYTHONPATH", "")]):
+                process.kill()
