@@ -43,21 +43,22 @@ class LinearTrajectory:
         Raises MessageValidationError (400) for a request that leaves the conversation further back.
         """
         tip = self._path[-1] if self._path else None
-        commons: list[int] | None = None
-        if tip is not None and self._matching.by_text and messages.begins_with == tip.seq:
-            common_with_tip = tip.text.size
-        else:
-            commons = self._common_texts(messages.text)
-            common_with_tip = commons[-1] if commons else 0
-        matched = self._match(messages, common_with_tip)
+        if (
+            tip is not None
+            and self._matching.by_text
+            and messages.begins_with == tip.seq
+            and self._match(messages, tip.text.size) == len(self._messages)
+        ):
+            # Nothing of what the tip's own request said is compared again.
+            return Attachment(tip, self._commits, tip.text.size)
+        commons = self._common_texts(messages.text)
+        matched = self._match(messages, commons[-1] if commons else 0)
         if matched == len(self._messages):
-            if commons is None:
-                return Attachment(tip, self._commits, common_with_tip)
             return self._attachment(len(self._path), commons)
         kept = sum(node.message_count <= matched for node in self._path)
         if kept < len(self._path) - 1:
             raise MessageValidationError(self._too_far_back(messages, matched, kept))
-        return self._attachment(kept, self._common_texts(messages.text) if commons is None else commons)
+        return self._attachment(kept, commons)
 
     def snapshot(self, attachment: Attachment) -> IntArray:
         """Prompt + output of the attachment's parent, int64; valid until the next call."""

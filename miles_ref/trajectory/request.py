@@ -62,8 +62,8 @@ class MessageList(Sequence[Message]):
     def know(self, ends: Sequence[int]) -> None:
         """Say that the first messages, whose texts end at these bytes, are known to be in order.
 
-        To be called before any message is read. Raises MessageValidationError (400) if one of the others is not an
-        object, or if there is none at all.
+        To be called before any message is read; saying it again changes nothing. Raises MessageValidationError (400) if
+        one of the others is not an object, or if there is none at all.
         """
         self._known = ends
         self._rest, self._rest_ends = [], []
