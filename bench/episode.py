@@ -144,13 +144,6 @@ def resident_bytes(pid: int) -> int:
     return sum(process.memory_info().rss for process in processes(pid))
 
 
-def peak_bytes(pid: int) -> int:
-    """The highest resident memory of a process since it began, from the kernel (VmHWM)."""
-    with open(f"/proc/{pid}/status") as status:
-        line = next(line for line in status if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
-
-
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
     """The slope of log(cost) over log(size): 1 is linear, 2 is quadratic."""
     return float(np.polyfit(np.log(sizes), np.log(np.maximum(costs, 1e-9)), 1)[0])
