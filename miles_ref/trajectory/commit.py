@@ -41,7 +41,6 @@ class Committer:
         self._tokenizer = tokenizer
         self._family = family
         self._settings = settings
-        self._special_texts: dict[int, str] = {}
 
     def node(self, turn: Turn, reply: Reply, seq: int, times: Times) -> Node:
         """The node of a finished turn.
@@ -126,14 +125,9 @@ class Committer:
             return self._tokenizer.decode(ids)
         first = index.kept
         return "".join(
-            self._special_text(int(ids[start - first])) if text is None else text
-            for start, _, text, _ in index.fragments
+            self._tokenizer.decode(ids[start - first : end - first]) if text is None else text
+            for start, end, text, _ in index.fragments
         )
-
-    def _special_text(self, token: int) -> str:
-        if token not in self._special_texts:
-            self._special_texts[token] = self._tokenizer.decode([token])
-        return self._special_texts[token]
 
     def _payload(self, field: ReplayField, turn: Turn, reply: Reply) -> Payload | None:
         data = reply.payloads.get(field)
