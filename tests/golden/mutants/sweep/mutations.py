@@ -101,11 +101,19 @@ def all_mutations(source: str, file: str) -> Iterator[Mutation]:
 
 
 def make(mutation: Mutation, source: str) -> Made | None:
-    """Carry a mutation out; None when the result does not compile, or is the same program (1e16 + 1 is 1e16)."""
+    """Carry a mutation out.
+
+    None when the operator cannot, or the result does not compile, or is the same program (1e16 + 1 is 1e16).
+    """
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.operators.provider import OperatorProvider
 
-    mutated = mutate_code(source, OperatorProvider()[mutation.operator](), mutation.occurrence)
+    try:
+        mutated = mutate_code(source, OperatorProvider()[mutation.operator](), mutation.occurrence)
+    except AttributeError:
+        if mutation.operator != "ExceptionReplacer":
+            raise
+        return None  # it can replace `except ValueError`, and not `except json.JSONDecodeError`
     return made(mutation.file, source, mutated) if mutated is not None and differs(source, mutated) else None
 
 

@@ -16,7 +16,7 @@ from tests.golden.mutants import GOLDEN
 from tests.golden.mutants.sweep import __main__ as program
 from tests.golden.mutants.sweep import forkserver, survivors
 from tests.golden.mutants.sweep.filters import left_out, reason_for
-from tests.golden.mutants.sweep.mutations import Mutation, differs, drawn, made, numbered
+from tests.golden.mutants.sweep.mutations import Mutation, all_mutations, differs, drawn, made, make, numbered
 from tests.golden.mutants.sweep.score import KILLED, SURVIVED, TIMED_OUT, Result, Score, Sweep, score
 from tests.golden.mutants.sweep.workers import UNIT, WorkerError, unit_tests
 
@@ -110,6 +110,13 @@ def mutations() -> list[Mutation]:
             found.append(Mutation("miles_ref/wire/a.py", f"Replace_{other}", at, (at + 1, 4), f"x{at} + 1"))
         found += [Mutation("miles_ref/wire/a.py", "Number", 2 * at + n, (at + 1, 6), f"x{at} + 1") for n in range(2)]
     return numbered(found)
+
+
+def test_an_exception_that_an_operator_cannot_replace_is_no_mutant() -> None:
+    pytest.importorskip("cosmic_ray", reason="of the extra mutation")
+    source = "import json\ntry: ...\nexcept json.JSONDecodeError: ...\ntry: ...\nexcept ValueError: ...\n"
+    found = [one for one in all_mutations(source, "miles_ref/wire/m.py") if one.operator == "ExceptionReplacer"]
+    assert [make(one, source) is None for one in found] == [True, False]
 
 
 def test_a_sample_is_decided_by_the_seed() -> None:
