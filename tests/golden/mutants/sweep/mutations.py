@@ -113,7 +113,7 @@ def make(mutation: Mutation, source: str) -> Made | None:
     except AttributeError:
         if mutation.operator != "ExceptionReplacer":
             raise
-        return None  # it can replace `except ValueError`, and not `except json.JSONDecodeError`
+        return None  # it cannot replace the first name of `except (json.JSONDecodeError, ValueError)`
     return made(mutation.file, source, mutated) if mutated is not None and differs(source, mutated) else None
 
 
