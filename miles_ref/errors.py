@@ -110,3 +110,12 @@ class CaseError(MilesRefError):
 
 class UsageError(MilesRefError):
     """Flags or settings that contradict each other; the message says which and what to do."""
+
+
+def described(error: BaseException) -> str:
+    """`Type: message` of an error that somebody else's code raised, also where the message cannot be had."""
+    try:
+        words = str(error)
+    except BaseException:  # It is their code too, and must not end this process.
+        words = "an error that cannot be shown"
+    return f"{type(error).__name__}: {words}"

@@ -88,7 +88,7 @@ async def _run_agent(
         return _checked(returned)
     except InfraAbort:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # An inline agent that exits must not end the driver.
         # Inline, a UsageError is one that the agent itself ran into; elsewhere it says that no call can work.
         if isinstance(error, UsageError) and settings.agent_mode != Mode.INLINE:
             raise

@@ -10,6 +10,7 @@ from typing import Any
 
 from miles_ref.agents.abort import call_agent_abort_hook
 from miles_ref.driver.settings import AgentFunction, agent_function, rollout_scope
+from miles_ref.errors import described
 
 logger = logging.getLogger("miles_ref.driver")
 
@@ -37,6 +38,8 @@ async def abort_rollout(args: Any, *, every_scope: bool = False) -> None:
         await _agents_own_abort(args)
     except Exception as error:
         errors.append(error)
+    except SystemExit as error:  # The agent module's code must not end the driver.
+        errors.append(RuntimeError(f"the agent module's own abort raised {described(error)}"))
     if errors:
         raise ExceptionGroup("not every abort succeeded", errors)
 

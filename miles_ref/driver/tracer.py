@@ -15,6 +15,7 @@ import aiohttp
 
 from miles_ref.driver.settings import DriverSettings
 from miles_ref.errors import MilesRefError
+from miles_ref.http_once import client_session
 from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, SamplesReply
 from miles_ref.wire import decode_samples_and_merge_input_sample as decode_and_merge
 
@@ -170,9 +171,7 @@ class OpenAIEndpointTracer:
 @contextlib.asynccontextmanager
 async def _client() -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=None)
-    async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as client:
-        # aiohttp would send a DELETE or GET once more after a lost connection. No public switch; pinned by a test.
-        client._retry_connection = False
+    async with client_session(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as client:
         yield client
 
 

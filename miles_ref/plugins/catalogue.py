@@ -19,7 +19,7 @@ from miles_ref.assembly.advantage import tree_advantage
 from miles_ref.assembly.merge import merge
 from miles_ref.assembly.pick import pick
 from miles_ref.assembly.pickers import best_reward, drop_retries, keep_all, longest
-from miles_ref.errors import PluginLoadError
+from miles_ref.errors import PluginLoadError, described
 from miles_ref.hookspecs import PROJECT
 from miles_ref.plugins import v1, v2
 from miles_ref.plugins.guard import Implementation, Origin, implementations
@@ -129,7 +129,7 @@ class Catalogue:
                 raise PluginLoadError(f"the name is taken by {self._plugins[entry.name].origin}")
             self._plugins[entry.name] = _plugin(origin, entry.load())
         except (Exception, SystemExit) as error:
-            warning = f"{origin}, entry point {entry.value}, is left out: {type(error).__name__}: {error}"
+            warning = f"{origin}, entry point {entry.value}, is left out: {described(error)}"
             self.warnings.append(warning)
             logger.warning("%s", warning)
 
@@ -201,7 +201,7 @@ def _guarded_import(choice: str, load: Callable[[], ModuleType]) -> ModuleType:
     try:
         return load()
     except (Exception, SystemExit) as error:  # importing runs the plugin's code, which may raise anything
-        raise PluginLoadError(f"plugin {choice}: cannot import it: {type(error).__name__}: {error}") from error
+        raise PluginLoadError(f"plugin {choice}: cannot import it: {described(error)}") from error
 
 
 def _attribute(module: ModuleType, path: str, choice: str) -> Any:

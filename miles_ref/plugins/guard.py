@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from miles_ref.errors import PluginError, PluginLoadError
+from miles_ref.errors import PluginError, PluginLoadError, described
 from miles_ref.hookspecs import PROJECT, HookSpecs
 
 logger = logging.getLogger("miles_ref.plugins")
@@ -93,11 +93,7 @@ class Implementation:
         """The error that says what the implementation raised, and where."""
         frames = traceback.extract_tb(error.__traceback__)
         at = f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        try:
-            words = str(error)
-        except Exception:  # it is the plugin's code too
-            words = "an error that cannot be shown"
-        return self.refusal(f"raised {type(error).__name__}: {words}{at}")
+        return self.refusal(f"raised {described(error)}{at}")
 
     def refusal(self, what: str) -> PluginError:
         """The error that says what the implementation did wrong."""
@@ -127,7 +123,7 @@ def _shown(value: Any) -> str:
     """A plugin's value for a message, also if its repr is broken."""
     try:
         return f"{type(value).__name__} {value!r:.80}"
-    except Exception:
+    except BaseException:  # it is the plugin's code, and must not end the server
         return type(value).__name__
 
 
@@ -149,7 +145,7 @@ def _marked(plugin: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
         try:
             function = getattr(plugin, name)
             options = getattr(function, _MARK, None)
-        except Exception:  # a property of the plugin that raises is no hook
+        except (Exception, SystemExit):  # a property of the plugin that raises is no hook
             continue
         if isinstance(options, Mapping) and inspect.isroutine(function):
             yield name, function, options

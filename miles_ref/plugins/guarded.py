@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,11 +50,11 @@ class AbortRun:
         if inspect.isawaitable(result):
             try:
                 await result
-            except Exception as error:
-                if one.trusted:
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:
+                if one.trusted and isinstance(error, Exception):
                     raise
-                raise one.failure(error) from error
-            except (SystemExit, KeyboardInterrupt) as error:
                 raise one.failure(error) from error
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from miles_ref import __version__
-from miles_ref.errors import AssemblyError, GenerationAbortedError, MilesRefError
+from miles_ref.errors import AssemblyError, GenerationAbortedError, MilesRefError, described
 from miles_ref.plugins.pipeline import Pipeline
 from miles_ref.server.collect import Collector, SamplesRequest
 from miles_ref.server.headers import copied_back, forwarded
@@ -150,9 +150,13 @@ class SessionServer:
             return self._refusal(error.status, _json_error(error.status, error.text or error.reason))
         except (web.RequestPayloadError, ConnectionError) as error:
             return self._refusal(400, _json_error(400, f"the request's body did not arrive whole: {error}"))
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            # Families, templates and libraries run here too. A SystemExit would end the server and all its sessions,
+            # and a tokenizer's panic is no Exception. Signals do not come this way (`serve` handles them itself).
             logger.exception("%s %s", request.method, request.path)
-            return self._refusal(500, _json_error(500, f"internal error: {type(error).__name__}: {error}"))
+            return self._refusal(500, _json_error(500, f"internal error: {described(error)}"))
 
     def _refusal(self, status: int, response: web.Response) -> web.Response:
         self.metrics.refusals.labels(str(status)).inc()

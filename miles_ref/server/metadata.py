@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from miles_ref.errors import described
 from miles_ref.server.sessions import Session
 from miles_ref.tokens.mismatch import Entry, incremental_report
 from miles_ref.tokens.rendering import Renderer
@@ -61,8 +62,10 @@ class MismatchReporter:
                 node.tools,
                 renderer.template_kwargs,
             )
-        except Exception as error:  # Templates run foreign code; the report is never worth a failed call.
-            logger.warning("no mismatch report for node %d: %s: %s", node.seq, type(error).__name__, error)
+        except BaseException as error:
+            # Templates run foreign code, and a tokenizer's panic is no Exception; the report is never worth a failed
+            # call.
+            logger.warning("no mismatch report for node %d: %s", node.seq, described(error))
             return None
 
 

@@ -11,6 +11,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from miles_ref.errors import UpstreamResponseError
+from miles_ref.http_once import client_session
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -49,7 +50,7 @@ class Upstream:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        self._session = aiohttp.ClientSession(
+        self._session = client_session(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT),
             cookie_jar=aiohttp.DummyCookieJar(),

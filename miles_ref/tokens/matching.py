@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from miles_ref.errors import MatcherError, PluginLoadError
+from miles_ref.errors import MatcherError, PluginLoadError, described
 from miles_ref.tokens.exact_json import exact, parse_object, same
 
 Message = Mapping[str, Any]
@@ -49,7 +49,8 @@ def get_matcher(name: str) -> Matcher:
 
     The path is `package.module.function` or `package.module:function`. Raises PluginLoadError for what cannot be
     imported, is not callable, does not take two arguments, or is async. The matcher that is returned raises
-    MatcherError (500) naming the path when the function raises or returns something other than a bool.
+    MatcherError (500) naming the path when the function raises anything, SystemExit and CancelledError too, or returns
+    something other than a bool. The function gets copies: what it writes into them changes no session and no request.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -58,16 +59,25 @@ def get_matcher(name: str) -> Matcher:
 
     def custom(stored: Message, replayed: Message) -> bool:
         try:
-            verdict = function(stored, replayed)
-        except Exception as error:
-            raise MatcherError(f"message matcher {name} raised {type(error).__name__}: {error}") from error
-        if not isinstance(verdict, bool):
+            verdict = function(_copy(stored), _copy(replayed))
+        except BaseException as error:  # It must not end the server. Nothing is awaited here, so nobody cancelled it.
+            raise MatcherError(f"message matcher {name} raised {described(error)}") from error
+        if type(verdict) is not bool:
             if inspect.iscoroutine(verdict):
                 verdict.close()
             raise MatcherError(f"message matcher {name} returned {type(verdict).__name__}, not a bool")
         return verdict
 
     return custom
+
+
+def _copy(value: Any) -> Any:
+    """A copy of a JSON value; far faster than copy.deepcopy, which custom matchers would wait for at every message."""
+    if isinstance(value, dict):
+        return {key: _copy(member) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_copy(member) for member in value]
+    return value
 
 
 def first_difference(stored: Message, replayed: Message) -> str:
@@ -157,9 +167,9 @@ def _import(name: str) -> Any:
         )
     try:
         return getattr(importlib.import_module(path), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Importing runs the plugin's code, which may raise anything.
-        raise PluginLoadError(f"message matcher {name}: cannot import it: {type(error).__name__}: {error}") from error
+        raise PluginLoadError(f"message matcher {name}: cannot import it: {described(error)}") from error
 
 
 def _check_callable(name: str, function: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from miles_ref.errors import EncodeError
+from miles_ref.errors import EncodeError, described
 from miles_ref.records import RowView, TokenView
 from miles_ref.sample import Status
 from miles_ref.wire import container
@@ -129,8 +129,8 @@ def _as_array(value: Any, where: str) -> npt.NDArray[Any]:
 def _from_array(value: Any, where: str) -> npt.NDArray[Any]:
     try:
         return np.asarray(value)
-    except Exception as error:  # another library's own conversion, such as of a tensor on a device
-        raise EncodeError(f"{where} is a {type(value).__name__} that is no numpy array: {error}") from error
+    except BaseException as error:  # another library's own conversion, such as of a tensor on a device; or a plugin's
+        raise EncodeError(f"{where} is a {type(value).__name__} that is no numpy array: {described(error)}") from error
 
 
 def _converted(array: npt.NDArray[Any], dtype: np.dtype[Any], where: str) -> npt.NDArray[Any]:

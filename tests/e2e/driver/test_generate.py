@@ -90,6 +90,7 @@ async def test_an_agent_that_returns_is_collected(server: ScriptedSessionServer)
         raising(RuntimeError("tool broke")),
         raising(TimeoutError("the agent's own")),
         raising(UsageError("the agent's own use of the package")),
+        raising(SystemExit("the agent wants to leave")),
         raising(ExceptionGroup("several", [ValueError("one")])),
         returning([1]),
         returning("text"),

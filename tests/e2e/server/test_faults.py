@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from miles_ref.testing.backend import ScriptedReply
+from miles_ref.tokens.families import BoundFamily
 from tests.e2e.server.harness import Session, reply, user
 
 
@@ -36,6 +37,46 @@ async def test_a_backend_that_breaks_off(session: Session, when: str) -> None:
     assert answer.error
     # Nothing is sent twice: the backend may have been at work.
     assert len(session.server.backend.seen) == 2
+    await session.say("u1", reply("a1"))
+    await session.check_v1()
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "POST", "PATCH"])
+@pytest.mark.parametrize("used", [False, True], ids=["new connection", "kept connection"])
+async def test_nothing_that_is_proxied_is_sent_twice(session: Session, method: str, used: bool) -> None:
+    if used:
+        await session.say("u0", reply("a0"))
+    session.server.backend.seen.clear()
+    session.server.backend.will(ScriptedReply(fail="before"), ScriptedReply(b"{}"))
+    answer = await session.server.call(method, f"{session.path}/v1/thing")
+    assert answer.status == 502
+    assert [request.method for request in session.server.backend.seen] == [method]
+
+
+async def test_a_kept_connection_that_the_backend_closed_is_not_used(session: Session) -> None:
+    await session.say("u0", reply("a0"))
+    backend = session.server.backend
+    await backend.stop()
+    await backend.start(backend_port := int(backend.url.rpartition(":")[2]))
+    assert backend.port == backend_port
+    await session.say("u1", reply("a1"))
+    assert (await session.server.call("GET", f"{session.path}/v1/models")).status == 200
+
+
+async def test_an_error_beyond_exceptions_is_a_500_and_ends_no_server(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as SystemExit of a third party's family, and the panics of tokenizers."""
+    await session.say("u0", reply("a0"))
+
+    def leaves(*args: Any) -> Any:
+        raise SystemExit("this family wants to leave")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BoundFamily, "join", leaves)
+        answer = await session.chat([*session.messages, user("u1")])
+    assert answer.status == 500
+    assert "this family wants to leave" in answer.error
     await session.say("u1", reply("a1"))
     await session.check_v1()
 

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+from miles_ref.tokens.tokenizer import load_tokenizer
 from tests.e2e.server.harness import Session, reply, user
+
+MATCHERS = "tests.e2e.server.matchers"
 
 
 async def test_64_concurrent_turns_become_64_siblings(tree: Session) -> None:
@@ -115,11 +118,35 @@ async def test_strict_append_only(start_server: Any) -> None:
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-async def test_a_custom_matcher_that_fails_is_a_500(start_server: Any, version: str) -> None:
-    server = await start_server(version=version, session_message_matcher="miles_ref.testing.doubles.raising_matcher")
+@pytest.mark.parametrize(
+    "matcher",
+    [
+        "miles_ref.testing.doubles.raising_matcher",
+        f"{MATCHERS}.exiting",
+        f"{MATCHERS}.interrupting",
+        f"{MATCHERS}.cancelling",
+    ],
+)
+async def test_a_custom_matcher_that_fails_is_a_500(start_server: Any, version: str, matcher: str) -> None:
+    server = await start_server(version=version, session_message_matcher=matcher)
     session = await server.create()
     await session.say("u", reply("a"))
     answer = await session.chat([*session.messages, user("v")])
     assert answer.status == 500
-    assert "raising_matcher" in answer.error
+    assert matcher in answer.error
     assert len((await session.get())["records"]) == 1
+    assert (await server.call("GET", "/health")).status == 200
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+async def test_a_custom_matcher_cannot_write_into_the_session(start_server: Any, version: str) -> None:
+    server = await start_server(version=version, session_message_matcher=f"{MATCHERS}.writing")
+    session = await server.create()
+    await session.say("u0", reply("a0"))
+    await session.say("u1", reply("a1"))
+    await session.say("u2", reply("a2"))
+    assert len((await session.get())["records"]) == 3  # Had it written into the stored messages, they would not match.
+    answer = await session.chat([*session.messages[:-2], user("other")])
+    assert answer.status == 200
+    ids = server.backend.seen[-1].json()["input_ids"]
+    assert "other" in load_tokenizer("tiny-chatml").decode(ids)  # The message that did not match is rendered as sent.

@@ -91,3 +91,13 @@ async def test_all_run_and_the_errors_come_together(
     with pytest.raises(ExceptionGroup) as caught:
         await abort_rollout(arguments(custom_agent_function_path="an_agent_of_this_test.run"))
     assert [type(error) for error in caught.value.exceptions] == [ValueError, KeyError, OSError]
+
+
+async def test_an_abort_of_the_agents_own_that_exits_ends_nothing(calls: list[Call], agent_module: ModuleType) -> None:
+    async def leaves(args: Any) -> None:
+        raise SystemExit("no more")
+
+    agent_module.__dict__["abort"] = leaves
+    with pytest.raises(ExceptionGroup) as caught:
+        await abort_rollout(arguments(custom_agent_function_path="an_agent_of_this_test.run"))
+    assert "raised SystemExit: no more" in str(caught.value.exceptions[0])

@@ -94,6 +94,16 @@ async def test_one_that_fails_stops_nobody_and_all_errors_come_together(
     assert "raised SystemExit: 1" in texts[1]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BaseExceptionGroup("both", [SystemExit(1)])])
+async def test_whatever_a_coroutine_raises_is_its_plugins_error(calls: list[Any], error: BaseException) -> None:
+    async def raises(scope: Any) -> None:
+        raise error
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await pipeline(raises).abort(None)
+    assert f"raised {type(error).__name__}" in str(caught.value.exceptions[0])
+
+
 async def test_one_that_does_not_end_is_given_up_and_named(calls: list[Any]) -> None:
     async def hangs(scope: Any) -> None:
         await asyncio.Event().wait()

@@ -37,6 +37,14 @@ BAD_RESULTS = {
         "class E(Exception):\n        def __str__(self): raise RuntimeError\n    raise E",
         "raised E: an error that cannot be shown",
     ),
+    "exits-when-shown": (
+        "class E(Exception):\n        def __str__(self): raise SystemExit\n    raise E",
+        "raised E: an error that cannot be shown",
+    ),
+    "repr-exits": (
+        "class R:\n        def __repr__(self): raise SystemExit\n    return R()",
+        "returned R; return a list",
+    ),
     "recurses": ("return hook(leaf_samples)", "raised RecursionError"),
     "none": ("pass", "returned None; return a list, an empty one"),
     "awaitable": ("async def later(): return leaf_samples\n    return later()", r"returned an awaitable \(coroutine\)"),
@@ -68,6 +76,11 @@ BAD_CHOICES = {
     "writes-rows": ("leaf_samples[0].rollout_routed_experts[0] = 1\n    return leaf_samples", "read-only"),
     "puts-a-stranger-in-a-field": (
         "class X:\n        def __eq__(self, o): raise RuntimeError\n"
+        "    leaf_samples[0].label = X()\n    return leaf_samples",
+        "changed label",
+    ),
+    "puts-in-a-field-what-exits": (
+        "class X:\n        def __eq__(self, o): raise SystemExit\n"
         "    leaf_samples[0].label = X()\n    return leaf_samples",
         "changed label",
     ),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -226,6 +229,62 @@ def test_a_custom_matcher_that_raises_or_answers_no_bool_is_named(plugin: Module
         with pytest.raises(MatcherError, match=f"matchers_of_a_test.{name} .*{said}") as caught:
             get_matcher(f"matchers_of_a_test.{name}")({}, {})
         assert caught.value.status_code == 500
+
+
+class Unshowable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SystemExit("leaves"), "SystemExit: leaves"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+        (asyncio.CancelledError("nobody did"), "CancelledError: nobody did"),
+        (GeneratorExit(), "GeneratorExit: "),
+        (Unshowable(), "Unshowable: an error that cannot be shown"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_a_custom_matcher_raises_is_its_error(plugin: ModuleType, error: BaseException, said: str) -> None:
+    def raises(stored: Any, replayed: Any) -> bool:
+        raise error
+
+    plugin.raises = raises
+    with pytest.raises(MatcherError, match=f"^message matcher matchers_of_a_test.raises raised {said}$") as caught:
+        get_matcher("matchers_of_a_test.raises")({}, {})
+    assert caught.value.status_code == 500
+
+
+def test_a_custom_matcher_writes_into_copies(plugin: ModuleType) -> None:
+    def writes(stored: Any, replayed: Any) -> bool:
+        same = bool(stored == replayed)
+        for message in (stored, replayed):
+            message["content"][0]["text"] = "written"
+            message["tool_calls"][0]["function"].clear()
+            message["tool_calls"].append(1)
+            message["more"] = True
+        return same
+
+    plugin.writes = writes
+    message = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "said"}],
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}],
+    }
+    stored, replayed = copy.deepcopy(message), copy.deepcopy(message)
+    assert get_matcher("matchers_of_a_test.writes")(stored, replayed) is True
+    assert stored == replayed == message
+
+
+def test_a_module_of_a_matcher_that_exits_is_refused_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exiting_module_of_a_test.py").write_text("raise SystemExit('no licence')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PluginLoadError, match=r"exiting_module_of_a_test\.f: cannot import it: SystemExit: no licence"):
+        get_matcher("exiting_module_of_a_test.f")
 
 
 def test_a_matcher_that_cannot_work_is_refused_at_once(plugin: ModuleType) -> None:
