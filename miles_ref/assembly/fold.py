@@ -101,8 +101,7 @@ def _check_tokens(before: Sample, after: Sample, turn: int) -> None:
 def _starts_with(tokens: Any, beginning: Any) -> bool:
     if isinstance(tokens, TokenView):
         return tokens.starts_with(beginning)
-    head = np.asarray(tokens[: len(beginning)])
-    return len(head) == len(beginning) and bool(np.array_equal(head, np.asarray(beginning)))
+    return bool(np.array_equal(np.asarray(tokens[: len(beginning)]), np.asarray(beginning)))
 
 
 def _check_equal(before: Sample, after: Sample, turn: int) -> None:

@@ -64,24 +64,23 @@ def additional_rows(chain: Chain, tokens: int, settings: AssemblySettings) -> Ro
         return None
     rule = RowRule("routed_experts", settings.moe_router_topk)
     needed, covered = max(tokens - 1, 0), 0
-    joined = RowView(Payload(b""), 0, settings.num_layers, settings.moe_router_topk)
+    joined, topk = Payload(b""), settings.moe_router_topk
     for turn, record in enumerate(chain.records):
         try:
             end = _check_patch(record, covered)
             if record.routed_experts is not None and covered < needed:
-                joined = _extended(joined, rule.rows(record.routed_experts, end - covered, settings.num_layers))
+                patch = rule.rows(record.routed_experts, end - covered, settings.num_layers)
+                joined, topk = _extended(joined, patch.payload), patch.topk
         except FieldError as error:
             raise AssemblyError(f"turn {turn}: {error}") from error
         covered = end
     if covered < needed:
         raise AssemblyError(f"routed_experts: the records hold {covered} rows, {tokens} tokens need {needed}")
-    return joined.cut(joined.rows - needed)
+    return RowView(joined, needed, settings.num_layers, topk)
 
 
-def _extended(rows: RowView, patch: RowView) -> RowView:
-    own = patch.payload
-    tail = own.tail if own.parent is None else own.to_bytes()
-    return RowView(Payload(tail, rows.payload, rows.payload.size), rows.rows + patch.rows, patch.layers, patch.topk)
+def _extended(joined: Payload, patch: Payload) -> Payload:
+    return Payload(patch.tail if patch.parent is None else patch.to_bytes(), joined, joined.size)
 
 
 def _check_patch(record: Record, covered: int) -> int:

@@ -125,7 +125,7 @@ class SnapshotCache:
         if node is None:
             return NO_IDS
         if node is not self._node:
-            if node.parent is not None and node.parent is self._node:
+            if node.parent is self._node:
                 self._append(node)
             else:
                 self._buffer = np.array(node.tokens())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from miles_ref.assembly.advantage import tree_advantage
-from miles_ref.assembly.merge import merge
+from miles_ref.assembly.merge import completion_spans, merge
 from miles_ref.assembly.pick import Forest, pick
 from miles_ref.assembly.pickers import best_reward, drop_retries, keep_all, longest
 from miles_ref.assembly.story import finish_reasons_of, linear_metadata, tell
@@ -245,3 +245,15 @@ def test_the_story_of_a_linear_session() -> None:
     assert [(story.prompt_tokens, story.completion_tokens) for story in told] == lengths
     assert [story.survives for story in told] == [False, False, True]
     assert [story.trained for story in told] == [{2: 2}, {2: 3}, {}]
+
+
+def test_a_span_that_a_sample_is_cut_before_has_no_part_in_it() -> None:
+    spans = {0: (300, 400), 1: (500, 600), 2: (700, 800)}
+    for length, parts in {
+        300: [],
+        301: [(0, 300, 301)],
+        450: [(0, 300, 400)],
+        600: [(0, 300, 400), (1, 500, 600)],
+    }.items():
+        assert list(completion_spans([0, 1, 2], spans, length)) == parts
+    assert list(completion_spans([0, 1], {0: (300, 400), 1: (350, 600)}, 700)) == [(0, 300, 350), (1, 350, 600)]

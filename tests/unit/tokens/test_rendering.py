@@ -161,9 +161,9 @@ def test_arguments_that_spell_an_object_become_one() -> None:
     [
         "", "{", "x", "[1]", "1", '"{}"', "null", '{"a": 1} x', '{"a": 1, "a": 1}', '{"a": NaN}', '{"a": -Infinity}',
         '{"a": 1e999}', '{"a": "\\ud800"}', '{"a": ' + "1" * 5000 + "}", '{"a":' * 150 + "1" + "}" * 150,
-        '{"a":' * 50_000 + "1" + "}" * 50_000,
+        '{"a":[' * 60 + "]}" * 60, '{"a":' * 50_000 + "1" + "}" * 50_000,
     ],
-    ids=range(16),
+    ids=range(17),
 )  # fmt: skip
 def test_other_arguments_are_kept_as_text_and_render(qwen: Renderer, text: str) -> None:
     assert arguments_shown(text) == text

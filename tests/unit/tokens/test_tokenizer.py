@@ -179,6 +179,7 @@ def _first_special(**flags: bool) -> Callable[[dict[str, Any]], None]:
     [
         lambda state: state.update(normalizer={"type": "Lowercase"}),
         lambda state: state["pre_tokenizer"].update(add_prefix_space=True),
+        lambda state: state["model"]["vocab"].pop("\u00f5"),  # a letter that no merge makes anything of
         lambda state: state.update(
             pre_tokenizer={
                 "type": "Sequence",

@@ -74,6 +74,11 @@ HOSTILE = {
         b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}',
         b"ab",
     ),
+    "name-twice-with-the-same-value": file(
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        b"a",
+    ),
+    "key-twice": file(b'{"a":{"dtype":"F8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"a"),
     "overlap": file({"a": info(0, 4), "b": info(2, 6)}, b"abcdef"),
     "hole": file({"a": info(0, 2), "b": info(3, 4)}, b"abcd"),
     "trailing-bytes": file({"a": info(0, 2)}, b"abc"),
@@ -101,3 +106,10 @@ def test_a_broken_file_is_refused(payload: bytes) -> None:
 
 def test_the_librarys_own_metadata_is_no_tensor() -> None:
     assert container.read(save({"a": np.zeros(1)}, metadata={"made": "elsewhere"})).keys() == {"a"}
+
+
+@pytest.mark.parametrize(("payload", "said"), [(b"", "0 bytes"), (bytes(7), "7 bytes"), (bytes(8), "header")])
+def test_too_short_for_a_headers_length_is_not_an_empty_header(payload: bytes, said: str) -> None:
+    with pytest.raises(DecodeError, match=said) as caught:
+        container.read(payload)
+    assert ("hold no header length" in str(caught.value)) == (len(payload) < 8)

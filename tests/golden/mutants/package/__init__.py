@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from miles_ref.testing.corpus import HEADINGS, SCHEMA
 from tests.golden.mutants import GOLDEN, Mutant
 from tests.golden.mutants import mutants as read_mutants
 
@@ -68,6 +69,11 @@ def patched(mutant: Mutant) -> Iterator[Path]:
     with TemporaryDirectory(prefix=f"mutant-{mutant.name}-") as folder:
         copy = Path(folder) / PACKAGE.name
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "golden"))
+        # Cases are read by the corpus' schema, which stands in the package where there is no repository around it.
+        corpus = copy / "testing" / "golden"
+        corpus.mkdir()
+        for name in (SCHEMA, HEADINGS):
+            shutil.copy(GOLDEN / name, corpus)
         for patch in mutant.patches:
             file = copy / patch.file
             source = file.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@
 |---|---|
 | annotation | annotations of arguments, results and variables, type aliases, `TypeVar`s |
 | text | docstrings and other bare constants; numbers inside an f-string |
-| declaration | imports (also `__future__`), `if TYPE_CHECKING`, `__all__`, `__slots__`, `@overload` with its function |
+| declaration | imports, `TYPE_CHECKING`, `__all__`, `__slots__`, `@overload` and its function, `*` of named arguments |
 | message | what an error, a warning or the log says: arguments with a text in them, all of a log call |
 | speed | `slots=`, `gc=`, `maxsize=`, and caches as decorators: memory and time only |
 | identity | `==` to `is`, `!=` to `is not`: whether equal values are one object is the interpreter's business |
@@ -80,6 +80,14 @@ class _Finder(ast.NodeVisitor):
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self._decorators(node)
         self.leave_out(node.returns, "annotation")
+        if node.args.kwonlyargs and node.args.vararg is None:
+            first = node.args.kwonlyargs[0]
+            before = [*node.args.posonlyargs, *node.args.args, *node.args.defaults]
+            start = max(
+                (self._position(one.end_lineno or 0, one.end_col_offset or 0) for one in before),
+                default=self._position(node.lineno, node.col_offset),
+            )
+            self.found.append(LeftOut(start, self._position(first.lineno, first.col_offset), "declaration"))
         if any(_name(decorator) == "overload" for decorator in node.decorator_list):
             self.leave_out(node, "declaration")
         self.generic_visit(node)

@@ -43,6 +43,8 @@ def g(): return say("é", 13)
 def h(x: int = 14): ...
 @dataclass(frozen=True, slots=True)
 class C: ...
+def i(first=15 * 16, *, named=17 * 18): ...
+def j(*, named): ...
 '''
 
 
@@ -72,6 +74,10 @@ def place_of(text: str, nth: int = 0) -> tuple[int, int]:
         ("+ 7", 0, "ReplaceBinaryOperator_Add_Sub", "message"),
         ("8", 0, "NumberReplacer", None),
         ("+ 9", 0, "ReplaceBinaryOperator_Add_Sub", "message"),
+        ("* 16", 0, "ReplaceBinaryOperator_Mul_Div", None),
+        ("*, named=", 0, "ReplaceBinaryOperator_Mul_Div", "declaration"),
+        ("* 18", 0, "ReplaceBinaryOperator_Mul_Div", None),
+        ("*, named)", 0, "ReplaceBinaryOperator_Mul_Div", "declaration"),
         ("10", 0, "NumberReplacer", "text"),
         ("+ 10", 0, "ReplaceBinaryOperator_Add_Sub", None),
         ("@lru_cache", 0, "RemoveDecorator", "speed"),
