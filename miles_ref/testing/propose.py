@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_ref.errors import CaseError
-from miles_ref.testing.cases import parse_case
+from miles_ref.testing.cases import parse_case, read_file
 from miles_ref.testing.check import judge
 from miles_ref.testing.compare import expectation_difference
 from miles_ref.testing.corpus import corpus_root
@@ -101,12 +101,18 @@ def accept(file: Path, proposals: list[Proposal], reason: str, root: Path | None
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The cases of a file as they stand, `expect` absent where it is still to be filled."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CaseError(f"{file}: cannot be read as cases: {error}") from error
-    return content if isinstance(content, list) else [content]
+    """The cases of a file as they stand, `expect` absent where it is still to be filled. Raises CaseError."""
+    if file.suffix == ".gz":
+        raise CaseError(f"{file}: is packed; unpack it, so that its expectations can be written")
+    cases: list[dict[str, Any]] = read_file(file)
+    seen: set[str] = set()
+    for index, case in enumerate(cases):
+        if not isinstance(case, dict) or not isinstance(case.get("id"), str):
+            raise CaseError(f"{file}: entry {index} is no case with an id: {case!r:.80}")
+        if case["id"] in seen:
+            raise CaseError(f"{file}: the id {case['id']!r} is used twice")
+        seen.add(case["id"])
+    return cases
 
 
 def dump(value: Any, indent: int = 0) -> str:

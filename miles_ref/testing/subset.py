@@ -21,6 +21,9 @@ from typing import Any
 
 from miles_ref.testing.compare import same_scalar, show
 
+MARKERS = ("$any", "$absent", "$not", "$exact", "$unordered")
+"""The markers that a comparison knows."""
+
 LIMIT = 8
 """Differences that are worth reading; the rest follows from them."""
 
@@ -94,7 +97,9 @@ def _lists(expected: Sequence[Any], actual: Any, at: str, *, exact: bool) -> lis
     return found
 
 
-def _unordered(expected: Sequence[Any], actual: Any, at: str, *, exact: bool) -> list[str]:
+def _unordered(expected: Any, actual: Any, at: str, *, exact: bool) -> list[str]:
+    if not isinstance(expected, list):
+        return [f"{at}: $unordered takes a list, not {show(expected)}"]
     if not isinstance(actual, list) or len(actual) != len(expected):
         return [f"{at}: got {show(actual)}, expected {len(expected)} items in any order"]
     left = list(actual)

@@ -74,6 +74,9 @@ def sample_of(values: Mapping[str, Any]) -> Sample:
 
 def _value_of(name: str, value: Any) -> Any:
     if name in _BUILD and isinstance(value, dict):
+        known = {field.name for field in dataclasses.fields(_BUILD[name])}
+        if not value.keys() <= known:
+            raise CaseError(f"{name} has no field {sorted(value.keys() - known)[0]!r}; known are {sorted(known)}")
         return _BUILD[name](**value)
     if name == "status" and value in tuple(Status):
         return Status(value)

@@ -2,7 +2,8 @@
 
 A call's name is its call_id. `fn` without a colon is one of `miles_ref.testing.agents`. Beyond cases.md:
 `request` sends any method, path and `raw` body; `exited` waits for the worker's end and compares `exit`, its status;
-`gone` waits until the process `pid` has ended;
+`gone` waits until the process `pid` has ended; `restart` ends a worker that still runs, and waits for its end first;
+`until` repeats its `step`, or, without one, the poll of its `call`, or the listing of calls;
 `start` runs a step in a thread and `join` compares it, for polls that are held; `$ref`, `save` and the markers of
 `miles_ref.testing.subset` work as for http. At the end the worker is killed, and no child may outlive it.
 """
@@ -57,11 +58,12 @@ def worker_flags(config: Mapping[str, Any], folder: Path) -> list[str]:
     argv: list[str] = []
     for key, value in config.items():
         if key in FLAGS:
-            argv += [FLAGS[key], str(value)]
+            argv += [FLAGS[key], ",".join(value) if isinstance(value, list) else str(value)]
         elif key == "clean_env":
             argv += ["--clean-env"] if value else []
         elif key == "allow_function":
-            argv += [part for pattern in value for part in ("--allow-function", pattern)]
+            patterns = [value] if isinstance(value, str) else value
+            argv += [part for pattern in patterns for part in ("--allow-function", pattern)]
         elif key == "token":
             (folder / "token").write_text(value)
             argv += ["--token-file", str(folder / "token")]
@@ -82,6 +84,7 @@ class WorkerRun:
         self._program: ReadyProcess | None = None
         self._ended: list[ReadyProcess] = []
         self._port = 0
+        self._told_to_end = False
 
     def run(self, steps: Sequence[Mapping[str, Any]]) -> list[str]:
         """The first step that does not hold, described; [] when all hold and no child is left."""
@@ -104,18 +107,19 @@ class WorkerRun:
     def _step(self, step: Mapping[str, Any]) -> list[str]:
         match step["do"]:
             case "sigterm":
+                self._told_to_end = True
                 os.kill(self._running().pid, signal.SIGTERM)
             case "sigkill":
                 self._note_children()
                 self._kill_worker()
             case "restart":
-                self._launch()
+                return self._restart()
             case "exited":
                 return self._exited(step)
             case "gone":
                 return self._gone(self._refs.resolve(step["pid"]))
             case "until":
-                return self._until(step["step"])
+                return self._until(repeated(step))
             case "start":
                 self._start(step)
             case "join":
@@ -132,18 +136,36 @@ class WorkerRun:
         argv = [*self._command, "--port", str(self._port), *self._flags]
         self._program = ReadyProcess(argv, env={**os.environ, **self._config.get("env", {})})
         self._port = urlsplit(self._program.url).port or 0
+        self._told_to_end = False
 
     def _running(self) -> ReadyProcess:
         assert self._program is not None
         return self._program
 
-    def _exited(self, step: Mapping[str, Any]) -> list[str]:
+    def _restart(self) -> list[str]:
+        """Start it anew on its port, which the old one holds until it has drained its calls and ended."""
+        running = self._running()
+        if running.returncode is None and not self._told_to_end:
+            os.kill(running.pid, signal.SIGTERM)
+        found = self._await_end()
+        if not found:
+            self._launch()
+        return found
+
+    def _await_end(self) -> list[str]:
         end = time.monotonic() + UNTIL_TIMEOUT
         while self._running().returncode is None:
+            self._note_children()
             if time.monotonic() > end:
                 return [f"the worker still runs after {UNTIL_TIMEOUT:.0f} s"]
             time.sleep(0.02)
-        return subset_differences(step.get("expect", {}).get("exit", 0), self._running().returncode, "exit status")
+        return []
+
+    def _exited(self, step: Mapping[str, Any]) -> list[str]:
+        found = self._await_end()
+        return found or subset_differences(
+            step.get("expect", {}).get("exit", 0), self._running().returncode, "exit status"
+        )
 
     @staticmethod
     def _gone(pid: int) -> list[str]:
@@ -290,6 +312,17 @@ class WorkerRun:
             f"body: {show(part)} is not in {show(text)}" for part in expect.get("text_mentions", []) if part not in text
         ]
         return found
+
+
+def repeated(until: Mapping[str, Any]) -> dict[str, Any]:
+    """The step that an `until` repeats: its `step`, or itself as a poll of its `call`, else as a listing of calls.
+
+    What it expects beside its `step` counts like what the step expects.
+    """
+    if "step" in until:
+        inner = until["step"]
+        return {**inner, "expect": {**inner.get("expect", {}), **until.get("expect", {})}}
+    return {**until, "do": "poll" if "call" in until else "calls"}
 
 
 def _runs(pid: int) -> bool:

@@ -14,6 +14,7 @@ from miles_ref.errors import CaseError
 from miles_ref.testing.cases import CONFIG_DEFAULTS, load_cases, parse_case
 from miles_ref.testing.command import case as case_group
 from miles_ref.testing.compare import expectation_difference, first_difference
+from miles_ref.testing.kinds.codec import encode
 
 STORED = {"role": "user", "content": "a"}
 
@@ -44,15 +45,21 @@ def test_what_a_case_leaves_out_are_the_defaults() -> None:
         (match_case(version="v3"), "version is 'v3'"),
         (match_case(why=3), "why is 3"),
         (match_case(tags="a"), "tags is 'a'"),
-        (match_case(kills=[1]), "kills is"),
+        (match_case(kills=[1]), r"kills\[0\] is 1"),
         (match_case(config={"tokeniser": "bytes"}), "config: unknown key 'tokeniser'"),
         (match_case(config=None), "config is None"),
         (match_case(input={"stored": STORED, "replayed": STORED}), "input has no matcher"),
         (match_case(input={**match_case()["input"], "note": 1}), "input: unknown key 'note'"),
         (match_case(input=[]), r"input is \[\]"),
         (match_case(expect={}), "expect has no match"),
-        (match_case(expect={"match": True, "error": 1}), "expect: unknown key 'match'"),
-        (match_case(expect={"error": "refused"}), "expect has no mentions"),
+        (match_case(expect={"match": True, "error": 1}), "expect: unknown key 'error'"),
+        (match_case(expect={"match": "yes"}), "expect.match is 'yes', not true or false"),
+        (match_case(expect=None), "expect is None"),
+        (match_case(config=3), "config is 3, not an object"),
+        (match_case(config={"max_nodes": "3"}), "config.max_nodes is '3', not a whole number"),
+        (match_case(config={"speculative": 1}), "config.speculative is 1, not true or false"),
+        (match_case(config={"flags": "--x"}), "config.flags is '--x', not a list"),
+        (match_case(Kills=["x"]), "unknown key 'Kills'; did you mean 'kills'"),
         (match_case(kind="assemble", input={"nodes": []}), "unknown key 'nodes'"),
         (match_case(kind="assemble", version="v2", input={"records": []}), "unknown key 'records'"),
     ],
@@ -60,6 +67,72 @@ def test_what_a_case_leaves_out_are_the_defaults() -> None:
 def test_what_is_not_of_the_format_is_an_error_that_names_the_case_and_the_key(raw: Any, said: str) -> None:
     with pytest.raises(CaseError, match=said):
         parse_case(raw)
+
+
+def data_case(kind: str, version: str, given: Any, expect: Any) -> dict[str, Any]:
+    return {"id": "a/b", "kind": kind, "version": version, "input": given, "expect": expect}
+
+
+def node(**changed: Any) -> dict[str, Any]:
+    return {"parent": None, "messages": [], "token_ids": [1], "record": {}} | changed
+
+
+NONE = {"samples": [], "empty_reason": "no_records"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "given", "expect", "said"),
+    [
+        ("assemble", "v1", {"records": []}, {"error": 422, "mentions": "etr"}, "expect.mentions is 'etr', not a list"),
+        ("assemble", "v1", {"records": []}, {"error": 422, "mentions": [3]}, r"expect.mentions\[0\] is 3, not a text"),
+        ("assemble", "v1", {"records": []}, {"error": 422}, "expect has no mentions"),
+        ("assemble", "v1", {"records": []}, {"eror": 422, "mentions": []}, "key 'eror'; did you mean 'error'"),
+        ("assemble", "v1", {"records": []}, {"error": 500, "mentions": []}, "expect.error is 500; known are 422"),
+        ("assemble", "v2", {"nodes": []}, {"laws": "total"}, "expect.laws is 'total', not a list"),
+        ("assemble", "v2", {"nodes": []}, {"laws": []}, "expect.laws is a list of 0"),
+        ("assemble", "v2", {"nodes": []}, {"laws": ["totl"]}, "is 'totl'; did you mean 'total'"),
+        ("assemble", "v1", {"records": {}}, NONE, "input.records is {}, not a list"),
+        ("assemble", "v1", {"records": ["x"]}, NONE, r"input.records\[0\] is 'x', not an object"),
+        ("assemble", "v1", {"records": [{"reqest": {}}]}, NONE, "key 'reqest'; did you mean 'request'"),
+        ("assemble", "v1", {"records": [], "max_seq_len": "5"}, NONE, "input.max_seq_len is '5', not a whole"),
+        ("assemble", "v1", {"records": [], "accumulated_token_ids": "ab"}, NONE, "token_ids is 'ab', not a list"),
+        ("assemble", "v2", {"nodes": [node(parent=3)]}, NONE, r"input.nodes\[0\].parent is 3, not null or the index"),
+        ("assemble", "v2", {"nodes": [node(parent=0)]}, NONE, r"input.nodes\[0\].parent is 0"),
+        ("assemble", "v2", {"nodes": [node(parent=-1)]}, NONE, r"input.nodes\[0\].parent is -1, less than 0"),
+        ("assemble", "v2", {"nodes": [node(parent=True)]}, NONE, r"input.nodes\[0\].parent is True"),
+        ("assemble", "v2", {"nodes": [node(token_ids="ab")]}, NONE, "token_ids is 'ab', not a list"),
+        ("assemble", "v2", {"nodes": [{}]}, NONE, r"input.nodes\[0\] has no parent"),
+        ("assemble", "v2", {"nodes": [], "agent": []}, NONE, "input.agent is"),
+        ("encode", "v1", {"samples": [3], "session_metadata": {}}, {"payload": ""}, r"input.samples\[0\] is 3"),
+        ("decode", "v1", {"payload": 3}, {"error": "refused", "mentions": []}, "input.payload is 3, not a text"),
+    ],
+)
+def test_every_value_has_its_type(kind: str, version: str, given: Any, expect: Any, said: str) -> None:
+    with pytest.raises(CaseError, match=f"^f.json: a/b: .*{said}"):
+        parse_case(data_case(kind, version, given, expect), "f.json: ")
+
+
+def test_a_field_of_a_counter_that_does_not_exist_is_an_error_that_names_it() -> None:
+    given = {"samples": [{"spec_info": {"spec_accept": 1}}], "session_metadata": {}}
+    with pytest.raises(CaseError, match="spec_info has no field 'spec_accept'; known are"):
+        encode(parse_case(data_case("encode", "v1", given, {"payload": ""})))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"id": "a", "id": "b"}', '[{"id": "a", "input": {"steps": [{"id": 1, "b": 2, "id": 1}]}}]']
+)
+def test_a_key_that_stands_twice_is_an_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "twice.json"
+    file.write_text(text)
+    with pytest.raises(CaseError, match=r"twice\.json.*the key 'id' stands twice"):
+        load_cases([file])
+
+
+def test_an_empty_list_is_no_file_of_cases(tmp_path: Path) -> None:
+    file = tmp_path / "none.json"
+    file.write_text("[]")
+    with pytest.raises(CaseError, match=r"none\.json: holds no case"):
+        load_cases([file])
 
 
 def test_files_hold_one_case_or_a_list_also_packed(tmp_path: Path) -> None:
@@ -157,5 +230,5 @@ def test_no_case_at_all_is_no_success(tmp_path: Path) -> None:
     file = tmp_path / "cases.json"
     file.write_text(json.dumps(match_case(surprise=1)))
     result = run(file)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "unknown key 'surprise'" in result.stderr

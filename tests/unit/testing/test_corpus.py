@@ -31,7 +31,7 @@ FILES = sorted(case_files([ROOT]))
 @functools.cache
 def validator() -> jsonschema.Draft202012Validator:
     schema = json.loads((ROOT / SCHEMA).read_text())
-    return jsonschema.Draft202012Validator({"$defs": schema["$defs"], "$ref": "#/$defs/case"})
+    return jsonschema.Draft202012Validator({"$defs": schema["$defs"], "$ref": "#/$defs/golden_case"})
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from miles_ref.errors import CaseError
+from miles_ref.testing.command import case as case_group
 from miles_ref.testing.corpus import corpus_root
 from miles_ref.testing.propose import accept, dump, load_oracle, propose, read
 
@@ -55,6 +58,33 @@ def test_a_wrong_expectation_is_shown(tmp_path: Path) -> None:
 def test_kinds_that_the_oracle_does_not_play(tmp_path: Path) -> None:
     with pytest.raises(CaseError, match="by hand"):
         propose(cases(tmp_path, {**good(), "kind": "http"}), ORACLE)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "holds no case"),
+        ("[3]", "entry 0 is no case with an id"),
+        ("{}", "entry 0 is no case with an id"),
+        ('{"id": "a", "id": "b"}', "the key 'id' stands twice"),
+        ('[{"id": "a", "kind": "match"}, {"id": "a", "kind": "match"}]', "the id 'a' is used twice"),
+    ],
+)
+def test_a_file_without_cases_is_no_file_where_all_is_well(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "cases.json"
+    file.write_text(text)
+    with pytest.raises(CaseError, match=said):
+        propose(file, ORACLE)
+    done = CliRunner().invoke(case_group, ["propose", str(file)])
+    assert done.exit_code != 0
+    assert said in done.output
+
+
+def test_a_packed_file_cannot_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "cases.json.gz"
+    file.write_bytes(gzip.compress(json.dumps([good()]).encode()))
+    with pytest.raises(CaseError, match="is packed"):
+        propose(file, ORACLE)
 
 
 def test_what_is_written_reads_back_the_same() -> None:
