@@ -113,10 +113,12 @@ def read_ids(ids: Any, field: str) -> IntArray:
 
 
 def read_count(meta: Mapping[str, Any], key: str) -> int:
-    """A counter of meta_info; absent or null counts 0."""
+    """A counter of meta_info; absent or null counts 0, and 3.0 is 3, as JSON has it. Raises FieldError."""
     value = meta.get(key)
     if value is None:
         return 0
+    if type(value) is float and value.is_integer():
+        value = int(value)
     if type(value) is not int or not 0 <= value < 2**63:
         raise FieldError(key, f"is {value!r:.100}, not a count")
     return value

@@ -17,6 +17,12 @@ from miles_ref.testing.loop_thread import LoopThread
 EXHAUSTED = {"error": "the case scripts no further backend reply for this step"}
 """Body of the 599 that an unexpected call gets."""
 
+REPEATED = {
+    "error": "the backend broke the connection once, as the case says, and got another request in the same step: "
+    "nothing may be sent twice"
+}
+"""Body of the 599 that a call gets after a failing connection that was the step's last reply."""
+
 FAILURES = {"connect": "before", "cut": "during"}
 JSON_HEADERS = {"content-type": "application/json"}
 SPECIAL_LOG_PROBS = {"-inf": float("-inf"), "inf": float("inf"), "nan": float("nan")}
@@ -24,10 +30,12 @@ SPECIAL_LOG_PROBS = {"-inf": float("-inf"), "inf": float("inf"), "nan": float("n
 
 @dataclass
 class Exchange:
-    """The backend's part in one step: replies to give, in order, and the requests that came."""
+    """The backend's part in one step: replies to give, in order, and the requests that came. `failed`: the last reply
+    that was given was a failing connection."""
 
     replies: list[Mapping[str, Any]]
     held: bool = False
+    failed: bool = False
     requests: list[dict[str, Any]] = field(default_factory=list)
     waiting: list[ScriptedReply] = field(default_factory=list)
     arrived: threading.Event = field(default_factory=threading.Event)
@@ -75,11 +83,12 @@ class CaseBackend:
         with self._lock:
             exchange = next((one for one in self._open if one.replies), self._open[-1] if self._open else None)
             if exchange is None or not exchange.replies:
-                reply = ScriptedReply(EXHAUSTED, status=599)
+                repeated = exchange is not None and exchange.failed
+                reply = ScriptedReply(REPEATED if repeated else EXHAUSTED, status=599)
             else:
-                # A failing connection fails for the whole step, however often it is tried.
-                failing = "fail" in exchange.replies[0]
-                reply = _reply(exchange.replies[0] if failing else exchange.replies.pop(0))
+                script = exchange.replies.pop(0)
+                exchange.failed = "fail" in script
+                reply = _reply(script)
             if exchange is not None:
                 exchange.requests.append(_plain(request))
                 reply.hold = exchange.held

@@ -61,13 +61,14 @@ class Reply:
     message: Message
     finish_reason: str
     response_id: str | None
+    """The reply's `id` where that is a text: samples name their leaf by it."""
     meta: Mapping[str, Any]
     payloads: Mapping[ReplayField, bytes]
     """The decoded replay payloads of those that are there and are base64."""
     refused_payloads: Mapping[ReplayField, str]
     """Why the others that are there cannot be decoded."""
     envelope: Mapping[str, Any]
-    """`created`, `model` and `usage`, parsed, of those that are there."""
+    """`id`, `created`, `model` and `usage`, parsed, of those that are there."""
 
     def event_stream(self) -> bytes:
         """The reply as one server-sent event and the end marker (session-http.md, `stream: true`)."""
@@ -80,7 +81,7 @@ class Reply:
         if self.message.get("tool_calls"):
             delta["tool_calls"] = [_indexed(call, at) for at, call in enumerate(self.message["tool_calls"])]
         chunk = {
-            "id": self.response_id,
+            "id": self.envelope.get("id"),
             "object": "chat.completion.chunk",
             "created": self.envelope.get("created"),
             "model": self.envelope.get("model"),
@@ -137,7 +138,8 @@ def _read(body: bytes, text: bytes, lifted: Mapping[str, memoryview]) -> Reply:
     payloads, refused = _payloads(meta, lifted)
     if lifted.keys() & refused.keys():
         raise _NotLiftable
-    response_id = parse(top["id"]) if "id" in top else None
+    envelope: dict[str, Any] = {key: parse(top[key]) for key in ("id", "created", "model", "usage") if key in top}
+    response_id = envelope.get("id")
     return Reply(
         client_body=_client_body(body, top, choices, choice, meta),
         pieces=_record_pieces(top, choices, choice, meta, payloads),
@@ -147,7 +149,7 @@ def _read(body: bytes, text: bytes, lifted: Mapping[str, memoryview]) -> Reply:
         meta={key: parse_any_depth(meta[key]) for key in _READ if key in meta},
         payloads=payloads,
         refused_payloads=refused,
-        envelope={key: parse(top[key]) for key in ("created", "model", "usage") if key in top},
+        envelope=envelope,
     )
 
 

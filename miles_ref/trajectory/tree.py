@@ -9,7 +9,7 @@ from miles_ref.errors import MessageValidationError, TruncatedGenerationError
 from miles_ref.records import IntArray
 from miles_ref.trajectory.node import KnownEnds, Node, SnapshotCache, common_text
 from miles_ref.trajectory.request import MessageList
-from miles_ref.trajectory.turn import Attachment, Matching
+from miles_ref.trajectory.turn import Attachment, Matching, append_only_error
 
 MAX_NODES = 1024
 
@@ -73,7 +73,7 @@ class TreeTrajectory:
                 f"begins a branch (this one matched {0 if found.node is None else found.node.message_count} of "
                 f"{len(messages)} messages)"
             )
-        return Attachment(found.node, len(self._nodes), found.common_text)
+        return Attachment(found.node, len(self._nodes), found.common_text, found.overlap)
 
     def snapshot(self, attachment: Attachment) -> IntArray:
         """Prompt + output of the attachment's parent, int64; valid until the next call."""
@@ -150,10 +150,9 @@ class TreeTrajectory:
         if found.node is leaf:
             return
         assert leaf is not None
-        at = "no node" if found.node is None else f"node {found.node.seq}"
-        matched = 0 if found.node is None else found.node.message_count
-        raise MessageValidationError(
-            f"append-only session: the request does not extend the leaf (node {leaf.seq}, {leaf.message_count} "
-            f"messages). It attaches to {at}: {matched} messages matched, best overlap {found.overlap}, "
-            f"request length {len(messages)}. A second root or a sibling is not allowed"
+        raise append_only_error(
+            f"the request does not extend the leaf (node {leaf.seq}, {leaf.message_count} messages)",
+            found.node,
+            found.overlap,
+            len(messages),
         )

@@ -39,11 +39,23 @@ class Attachment:
     parent: Node | None
     generation: int
     common_text: int | None = None
+    overlap: int = 0
+    """v2: how many of its first messages agreed with stored ones on any path."""
 
     @property
     def matched(self) -> int:
         """How many stored messages stand for the request's first ones."""
         return 0 if self.parent is None else self.parent.message_count
+
+
+def append_only_error(what: str, node: Node | None, overlap: int, length: int) -> MessageValidationError:
+    """The refusal (400) of a request of `length` messages that would not leave the forest one chain: the contract's
+    attach diagnostics. `node` is where it attaches, `overlap` how many messages agreed on any path."""
+    at, matched = ("no node", 0) if node is None else (f"node {node.seq}", node.message_count)
+    return MessageValidationError(
+        f"append-only session: {what}. It attaches to {at}: {matched} messages matched, best overlap {overlap}, "
+        f"request length {length}. A second root or a sibling is not allowed"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +153,7 @@ class TurnPlanner:
                 client_assistants_allowed=self._tree and not self._strict,
                 first_index=attachment.matched,
             )
-            parent, appended, shared, tail = self._continue(parent, snapshot, appended, tools, kwargs)
+            parent, appended, shared, tail = self._continue(attachment, parent, snapshot, appended, tools, kwargs)
         if parent is not None:
             _check_growth(parent, snapshot, shared, tail)
         experts_start = None
@@ -162,6 +174,7 @@ class TurnPlanner:
 
     def _continue(
         self,
+        attachment: Attachment,
         parent: Node,
         snapshot: IntArray,
         appended: tuple[Message, ...],
@@ -177,9 +190,11 @@ class TurnPlanner:
         if spliced.kept is not None:
             return parent, appended, spliced.kept, spliced.ids[spliced.kept :].copy()
         if self._strict:
-            raise MessageValidationError(
-                "append-only session: the appended client assistant cannot be joined to the tokens of node "
-                f"{parent.seq} ({parent.message_count} messages matched), and a second root is not allowed"
+            raise append_only_error(
+                f"the appended client assistant cannot be joined to the tokens of node {parent.seq}",
+                parent,
+                attachment.overlap,
+                attachment.matched + len(appended),
             )
         logger.warning(
             "a branch with client assistants does not inherit the tokens of node %d (%d ids): it becomes a new root",

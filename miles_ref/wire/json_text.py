@@ -16,8 +16,8 @@ _SHAPES = bytes.maketrans(
     bytes(range(256)),
     bytes(ord("0") if byte in b"0123456789" else ord("e") if byte in b"eE" else byte for byte in range(256)),
 )
-_UNSAFE = (b"0" * 20, b"0e000", b"0e+000")
-"""Shapes of numbers that orjson may read otherwise: beyond 64 bits as a float, and beyond float64."""
+_UNSAFE = (b"0" * 20, b"-" + b"0" * 19, b"0e000", b"0e+000")
+"""Shapes of numbers that orjson may read otherwise: below -2**63 or from 2**64 on as a float, and beyond float64."""
 
 
 def dump(value: Any, path: str) -> bytes:

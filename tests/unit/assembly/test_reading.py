@@ -75,7 +75,11 @@ def test_weight_versions_are_text(settings: AssemblySettings, version: Any, text
         ("weight_version", math.nan),
         ("weight_version", ["1"]),
         ("cached_tokens", -1),
-        ("cached_tokens", 1.0),
+        ("cached_tokens", 1.5),
+        ("cached_tokens", -1.0),
+        ("cached_tokens", 2.0**63),
+        ("cached_tokens", math.inf),
+        ("cached_tokens", math.nan),
         ("cached_tokens", True),
         ("cached_tokens", 2**63),
         ("cached_tokens", 2**64),
@@ -93,6 +97,11 @@ def test_a_value_of_another_type_is_refused(settings: AssemblySettings, key: str
 
 
 def test_a_count_is_any_int64_from_0(settings: AssemblySettings) -> None:
+def test_a_count_may_be_written_as_a_float(settings: AssemblySettings) -> None:
+    meta = read_meta({"output_token_logprobs": [], "cached_tokens": 3.0, "prompt_tokens": -0.0}, settings)
+    assert (repr(meta.cached_tokens), repr(meta.prompt_tokens)) == ("3", "0")
+
+
     for count in (0, 1, 2**63 - 1):
         assert read_meta({"output_token_logprobs": [], "cached_tokens": count}, settings).cached_tokens == count
 

@@ -144,3 +144,11 @@ def test_the_event_has_an_index_in_each_call(toys: Any, calls: Any) -> None:
     event = json.loads(reply.event_stream().split(b"\n\n")[0].removeprefix(b"data: "))
     delta = event["choices"][0]["delta"]
     assert delta.get("tool_calls") == ([{"id": "c", "index": 0}, "odd"] if calls else None)
+
+
+@pytest.mark.parametrize("own", ["r0", 5, 2**70, None, [1], {"a": None}])
+def test_the_event_has_the_replys_own_id(toys: Any, own: Any) -> None:
+    reply = read_reply(json.dumps({**toys.reply("a"), "id": own}).encode())
+    event = json.loads(reply.event_stream().split(b"\n\n")[0].removeprefix(b"data: "))
+    assert event["id"] == own
+    assert reply.response_id == (own if isinstance(own, str) else None)

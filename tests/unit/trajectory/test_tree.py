@@ -148,8 +148,10 @@ class TestAppendOnly:
     def test_a_splice_that_does_not_fit_is_refused(self, toys: Any) -> None:
         session = toys.Session("v2", strict_append_only=True)
         root = session.say([toys.user("u")], "a", ids=[*b"other", 256])
-        with pytest.raises(MessageValidationError, match="second root"):
+        with pytest.raises(MessageValidationError) as caught:
             session.turn([*root.stored_messages(), toys.assistant("summary")])
+        assert "cannot be joined to the tokens of node 0" in str(caught.value)
+        assert "attaches to node 0: 2 messages matched, best overlap 2, request length 3" in str(caught.value)
 
 
 def test_spellings_do_not_matter_where_a_request_attaches(toys: Any) -> None:

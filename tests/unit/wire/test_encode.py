@@ -142,6 +142,18 @@ class Torchlike:
         return np.array(self.array, dtype=dtype)
 
 
+@pytest.mark.parametrize(
+    "error", [ValueError("on a device"), SystemExit("leaves")], ids=lambda error: type(error).__name__
+)
+def test_a_conversion_of_another_library_that_fails_is_refused(sample: MakeSample, error: BaseException) -> None:
+    class Unreachable:
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+            raise error
+
+    with pytest.raises(EncodeError, match=rf"is a Unreachable that is no numpy array: {type(error).__name__}: {error}"):
+        encode(sample(rollout_routed_experts=Unreachable()))
+
+
 def test_arrays_of_other_libraries_and_views_are_written_as_arrays(sample: MakeSample) -> None:
     rows = np.arange(8, dtype=np.int32).reshape(2, 2, 2)
     parent = Payload(rows[:1].tobytes())

@@ -32,6 +32,26 @@ def test_every_value_is_spelled_as_the_standard_library_spells_it_and_comes_back
     assert repr(back) == repr(value)  # 1 is not 1.0, and true is not 1
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(
+            sign * (edge + step)
+            for edge in (2**53, 2**63, 2**64, 10**18, 10**19)
+            for step in (-1, 0, 1)
+            for sign in (1, -1)
+        ),
+        -9999999999999999999,
+        10**400,
+    ],
+)
+def test_whole_numbers_stay_exact_on_both_sides_of_64_bits(number: int) -> None:
+    for value in (number, [number], {"n": [0, number]}):
+        text = dump(value, "it")
+        assert text == json.dumps(value, separators=(",", ":")).encode()
+        assert repr(load(text)) == repr(value)
+
+
 def test_an_array_of_ids_is_written_as_its_list() -> None:
     ids = np.arange(5, dtype=np.int64)
     ids.flags.writeable = False
