@@ -78,7 +78,9 @@ def test_a_refusal_that_names_another_fault_agrees_and_is_counted(monkeypatch: p
 
 
 def test_a_refusal_beside_an_answer_is_a_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "run_case", lambda case: {"error": "refused", "mentions": ["x"]})
-    found = compare.compare(compare.Chunk("v1", "match", range(3)))
-    assert [case["id"] for case in found.disagreeing] == [f"v1/match/random-00000{number}" for number in range(3)]
-    assert found.named_otherwise == 0
+    answered = [n for n in range(12) if "error" not in compare.expected_case("encode", "v1", n)["expect"]]
+    assert answered
+    monkeypatch.setattr(compare, "run_case", lambda case: {"error": "refused", "mentions": ["never said"]})
+    found = compare.compare(compare.Chunk("v1", "encode", range(12)))
+    assert [case["id"] for case in found.disagreeing] == [f"v1/encode/random-{number:06}" for number in answered]
+    assert found.named_otherwise == 12 - len(answered)
