@@ -113,7 +113,10 @@ def parse_case(raw: Any, where: str = "") -> Case:
     if not isinstance(raw.get("id"), str):
         raise CaseError(f"{where}a case has no id: {raw!r:.80}")
     where = f"{where}{raw['id']}: "
-    fault = first_fault(raw, "case") or step_fault(raw) or forest_fault(raw)
+    try:
+        fault = first_fault(raw, "case") or step_fault(raw) or forest_fault(raw)
+    except RecursionError:
+        fault = "what a step expects is nested too deeply to be read"
     if fault is not None:
         raise CaseError(f"{where}{fault}")
     return Case(

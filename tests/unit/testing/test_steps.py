@@ -124,6 +124,14 @@ def test_markers_are_read_before_anything_runs(expected: Any, said: str) -> None
         worker({"do": "until", "step": {"do": "calls", "expect": {"body": expected}}})
 
 
+def test_what_is_nested_too_deeply_is_an_error_that_names_the_case() -> None:
+    body: Any = 1
+    for _ in range(5000):
+        body = [body]
+    with pytest.raises(CaseError, match="a/b: what a step expects is nested too deeply"):
+        http({"do": "health", "expect": {"body": body}})
+
+
 def test_jobs_are_started_before_they_are_named_and_joined_once() -> None:
     start = {"do": "start", "step": HEALTH, "as": "job"}
     join = {"do": "join", "job": "job"}
