@@ -22,7 +22,7 @@ from miles_ref.assembly.pickers import best_reward, drop_retries, keep_all, long
 from miles_ref.errors import PluginLoadError, described
 from miles_ref.hookspecs import PROJECT
 from miles_ref.plugins import v1, v2
-from miles_ref.plugins.guard import Implementation, Origin, implementations
+from miles_ref.plugins.guard import Implementation, Origin, implementations, location, marked_hook
 
 logger = logging.getLogger("miles_ref.plugins")
 
@@ -82,6 +82,11 @@ class Catalogue:
         """A plugin by name with all its hooks. Raises PluginLoadError."""
         if name in SETS:
             return _built_in_set(name)
+        if _is_path(name):
+            raise PluginLoadError(
+                f"plugin set {name!r}: a set goes by the name that it is installed under (entry points {PROJECT}); "
+                "a path names one function, for a picker or a merger"
+            )
         return self._find(name, None)
 
     def implementation(self, choice: str, hook: str) -> Implementation:
@@ -91,7 +96,7 @@ class Catalogue:
         """
         if choice in _BUILT_IN and _BUILT_IN[choice][0] == hook:
             return _built_in(choice).hooks[hook]
-        if ":" in choice or choice.endswith(".py") or "/" in choice:
+        if _is_path(choice):
             return _by_path(choice, _import_file(choice), hook)
         if choice not in self._all() and "." in choice:
             return _by_path(choice, _import_dotted(choice), hook)
@@ -101,11 +106,15 @@ class Catalogue:
         plugins = self._all()
         found = plugins.get(name)
         if found is None or (hook is not None and hook not in found.hooks):
-            choices = [one.name for one in plugins.values() if hook is None or hook in one.hooks]
+            choices = [
+                one.name
+                for one in plugins.values()
+                if (hook in one.hooks if hook is not None else one.name not in _BUILT_IN)
+            ]
             what = f"plugin {name!r} is not installed" if found is None else f"{found.origin} does not implement {hook}"
+            path = ", or give package.module.function or ./file.py:function" if hook is not None else ""
             raise PluginLoadError(
-                f"{what}; choose {', '.join(choices)}, or give package.module.function or ./file.py:function"
-                + "".join(f"\n{warning}" for warning in self.warnings)
+                f"{what}; choose {', '.join(choices)}{path}" + "".join(f"\n{warning}" for warning in self.warnings)
             )
         return found
 
@@ -152,11 +161,25 @@ def _plugin(origin: Origin, value: Any) -> Plugin:
     return Plugin(origin, hooks)
 
 
+def _is_path(choice: str) -> bool:
+    return ":" in choice or choice.endswith(".py") or "/" in choice
+
+
 def _by_path(choice: str, value: Any, hook: str) -> Implementation:
     """A function for `hook`, or an object or module that implements it with @hookimpl."""
     origin = Origin(choice)
     if callable(value) and not isinstance(value, type):
+        marked = marked_hook(value)
+        if marked is not None and marked != hook:
+            raise PluginLoadError(
+                f"{origin} ({location(value)}): it is marked with @hookimpl as {marked}, not {hook}; choose it for "
+                f"{marked}, or another function for {hook}"
+            )
         return Implementation.of(origin, hook, value)
+    if value is None or isinstance(value, str | bytes | int | float | list | tuple | dict | set):
+        raise PluginLoadError(
+            f"{origin}: it is {type(value).__name__} {value!r:.80}, not a function; name a function for {hook}"
+        )
     plugin = _plugin(origin, value() if isinstance(value, type) else value)
     if hook not in plugin.hooks:
         raise PluginLoadError(f"{origin} implements {', '.join(plugin.hooks)}, not {hook}")
@@ -174,11 +197,22 @@ def _import_file(choice: str) -> Any:
     if not path or not attribute:
         raise PluginLoadError(f"plugin {choice}: name its function too, as in {choice.rstrip(':')}:function")
     if not path.endswith(".py") and "/" not in path:
+        if Path(f"{path}.py").is_file() and not _importable(path):
+            raise PluginLoadError(
+                f"plugin {choice}: there is no module {path}, but a file: give ./{path}.py:{attribute}"
+            )
         return _attribute(_guarded_import(choice, lambda: importlib.import_module(path)), attribute, choice)
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise PluginLoadError(f"plugin {choice}: there is no file {file}")
     return _attribute(_guarded_import(choice, lambda: _load_file(file)), attribute, choice)
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _load_file(file: Path) -> ModuleType:

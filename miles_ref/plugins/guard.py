@@ -151,6 +151,15 @@ def _marked(plugin: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
             yield name, function, options
 
 
+def marked_hook(function: Any) -> str | None:
+    """The hook that a function says with @hookimpl that it implements; None for a function without a mark."""
+    options = getattr(function, _MARK, None)
+    if not isinstance(options, Mapping):
+        return None
+    name = options.get("specname") or getattr(function, "__name__", None)
+    return name if name in HOOKS else None
+
+
 def _check_kind(function: Any, hook: str, where: str) -> None:
     inner = _unwrapped(function)
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):

@@ -139,14 +139,17 @@ def test_functions_are_found_by_file_and_by_dotted_path(
         ("json.no_such", "has no 'no_such'"),
         ("json.loads", "there is no argument s"),
         ("json.dumps", "argument"),
-        ("json.__version__", "implements no hook"),
+        ("json.__version__", "it is str .*, not a function; name a function for pick"),
         ("./missing.py:pick", "there is no file .*missing.py"),
         ("./plugin.py", "name its function too"),
         ("./plugin.py:", "name its function too"),
         ("./plugin.py:absent", "has no 'absent'"),
-        ("./plugin.py:number", "implements no hook"),
+        ("./plugin.py:number", "it is int 3, not a function; name a function for pick"),
         ("./plugin.py:later", "it is async"),
         ("./plugin.py:Merger", "implements merge, not pick"),
+        ("./plugin.py:Merger.merge", "marked with @hookimpl as merge, not pick; choose it for merge"),
+        ("./plugin.py:mine", "marked with @hookimpl as merge, not pick; choose it for merge"),
+        ("plugin:later", r"there is no module plugin, but a file: give \./plugin\.py:later"),
         ("./broken.py:pick", "cannot import it: ZeroDivisionError"),
     ],
 )
@@ -159,6 +162,10 @@ def test_a_choice_that_cannot_be_used_says_why(
     async def later(leaf_samples):
         return leaf_samples
 
+    @hookimpl(specname="merge")
+    def mine(leaf_samples):
+        return leaf_samples
+
     class Merger:
         @hookimpl
         def merge(self, leaf_samples):
@@ -169,6 +176,14 @@ def test_a_choice_that_cannot_be_used_says_why(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PluginLoadError, match=said):
         Pipeline("v2", picker=choice, catalogue=Catalogue([]))
+
+
+def test_a_plugin_set_goes_by_its_name() -> None:
+    with pytest.raises(PluginLoadError, match="a set goes by the name that it is installed under") as error:
+        Catalogue([]).plugin_set("./plugin.py:pick")
+    assert "choose" not in str(error.value)
+    with pytest.raises(PluginLoadError, match=r"plugin 'nothing-like-it' is not installed; choose v1, v2$"):
+        Catalogue([]).plugin_set("nothing-like-it")
 
 
 def test_pickers_and_mergers_need_v2() -> None:
