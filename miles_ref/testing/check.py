@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from miles_ref.errors import CaseError, MilesRefError
+from miles_ref.errors import CaseError, MilesRefError, UsageError
 from miles_ref.testing.cases import Case
 from miles_ref.testing.programs import ProgramError
 from miles_ref.testing.servers import config_key
-from miles_ref.testing.targets import Target
+from miles_ref.testing.targets import Target, lacking
 from miles_ref.testing.verdict import Outcome, Verdict
 
 SMOKE = "smoke"
@@ -20,9 +20,13 @@ SMOKE = "smoke"
 def select(cases: Iterable[Case], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
     """The cases whose id matches one of the globs and that have one of the tags; empty means all.
 
-    Raises CaseError for a glob that matches nothing.
+    Raises CaseError for a glob or a tag that matches nothing.
     """
     cases = list(cases)
+    known = {tag for case in cases for tag in case.tags}
+    for tag in tags:
+        if tag not in known:
+            raise CaseError(f"no case has the tag {tag!r}; tags are {', '.join(sorted(known)) or 'not used'}")
     for pattern in patterns:
         if not any(fnmatchcase(case.id, pattern) for case in cases):
             raise CaseError(f"{pattern!r} matches no case; ids look like {cases[0].id if cases else 'v1/fold/...'}")
@@ -34,12 +38,24 @@ def select(cases: Iterable[Case], patterns: Sequence[str] = (), tags: Sequence[s
     ]
 
 
+def check_provides(cases: Iterable[Case], provides: Sequence[str]) -> None:
+    """Refuse a capability that none of the cases requires: a name that is misspelt would be skipped for. UsageError."""
+    required = {name for case in cases for name in case.raw.get("requires", ())}
+    for name in provides:
+        if name not in required:
+            raise UsageError(
+                f"--provides {name!r}: no chosen case requires it; they require {', '.join(sorted(required)) or 'none'}"
+            )
+
+
 def judge(case: Case, target: Target, clock: Callable[[], float] = time.perf_counter) -> Verdict:
     """Run one case. Whatever an implementation does, there is a verdict; KeyboardInterrupt alone passes."""
     started = clock()
     details: tuple[str, ...]
     try:
-        reason = target.refusal(case)
+        missing = lacking(case, target)
+        reason = f"requires {', '.join(missing)}, which the target does not provide" if missing else None
+        reason = reason or target.refusal(case)
         if reason is not None:
             outcome, details = Outcome.SKIPPED, (reason,)
         else:

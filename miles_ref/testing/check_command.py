@@ -6,6 +6,7 @@ import json
 import platform
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,17 @@ def _report_options(command: Any) -> Any:
     return command
 
 
-def _config(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any]:
+class UsageFailure(click.ClickException):
+    """Nothing could be judged: a mistake in the command or its files, told apart from a verdict by its status."""
+
+    exit_code = 2
+
+
+def _config(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(text)
     except ValueError as error:
         raise click.BadParameter(f"{text!r} is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -49,10 +58,17 @@ def _config(context: click.Context, parameter: click.Parameter, text: str | None
     help='server:"prog --port {port} --backend {backend}", http://127.0.0.1:PORT, worker:"prog", program:"prog".',
 )
 @click.option("--backend-listen", metavar="HOST:PORT", help="With http://: the backend address that the server has.")
-@click.option(
-    "--server-version", type=click.Choice(["v1", "v2"]), default="v1", help="With http://: the server's sessions."
-)
+@click.option("--server-version", type=click.Choice(["v1", "v2"]), help="With http://: the server's sessions; v1.")
 @click.option("--server-config", callback=_config, metavar="JSON", help="With http://: the config that it runs with.")
+@click.option("--provides", multiple=True, metavar="NAME", help="An optional capability that the target has.")
+@click.option(
+    "--case-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a plugin may take for one case.",
+)
 @click.option("-k", "--select", "patterns", multiple=True, metavar="GLOB", help="Only cases whose id matches.")
 @click.option("--tag", "tags", multiple=True, help="Only cases with one of these tags.")
 @click.option("--expectations", type=_PATH, help="File of known failures, strict.")
@@ -66,8 +82,10 @@ def check_command(
     plugin_set: str | None,
     target: str | None,
     backend_listen: str | None,
-    server_version: str,
-    server_config: dict[str, Any],
+    server_version: str | None,
+    server_config: dict[str, Any] | None,
+    provides: tuple[str, ...],
+    case_timeout: float,
     patterns: tuple[str, ...],
     tags: tuple[str, ...],
     expectations: Path | None,
@@ -77,20 +95,22 @@ def check_command(
 ) -> None:
     """Judge an implementation by the corpus, or by the cases of PATHS; without options, this package itself.
 
-    Prints each failure with its reason, then one sentence. Exit status 0 only when something was judged and all of it
-    holds or is a known failure.
+    Prints each failure with its reason, then one sentence. Exit status: 0 when something was judged and all of it holds
+    or is a known failure; 1 when not; 2 for a mistake in the command, when nothing was judged.
     """
     from miles_ref.testing.cases import load_cases
-    from miles_ref.testing.check import run_all, select
+    from miles_ref.testing.check import check_provides, run_all, select
     from miles_ref.testing.corpus import corpus_root
     from miles_ref.testing.expectations import apply_expectations, read_expectations
-    from miles_ref.testing.report import Report, write_reports
+    from miles_ref.testing.isolation import IsolatedPlugins
+    from miles_ref.testing.report import Report, open_outputs, write_reports
     from miles_ref.testing.targets import choose_target
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         known = read_expectations(expectations) if expectations else []
         cases = select(load_cases(paths or [corpus_root()]), patterns, tags)
+        check_provides(cases, provides)
         chosen = choose_target(
             target,
             picker=picker,
@@ -99,8 +119,11 @@ def check_command(
             backend_listen=backend_listen,
             server_version=server_version,
             server_config=server_config,
+            provides=provides,
+            judge_plugin=partial(IsolatedPlugins, seconds=case_timeout),
         )
         try:
+            open_outputs([lines, *forms.values()])
             verdicts = []
             for verdict in run_all(cases, chosen):
                 verdicts.append(verdict)
@@ -108,7 +131,7 @@ def check_command(
         finally:
             chosen.close()
     except MilesRefError as error:
-        raise click.ClickException(str(error)) from error
+        raise UsageFailure(str(error)) from error
     verdicts, problems = apply_expectations(verdicts, known)
     corpus = f"miles-ref {__version__}, {len(cases)} cases"
     versions = {"miles-ref": __version__, "Python": platform.python_version(), "aiohttp": version("aiohttp")}
@@ -126,15 +149,16 @@ def check_command(
 def report_command(lines: Path, **forms: Path | None) -> None:
     """Read a report that `miles-ref check --report` wrote; make other forms of it; print its sentence.
 
-    A report without its footer, of a run that broke off, is refused.
+    A report without its footer, of a run that broke off, is refused with exit status 2.
     """
-    from miles_ref.testing.report import from_lines, write_reports
+    from miles_ref.testing.report import from_lines, open_outputs, write_reports
 
     try:
-        report = from_lines(lines.read_text(encoding="utf-8").splitlines())
+        report = from_lines(lines.read_text(encoding="utf-8", errors="replace").splitlines())
+        open_outputs(forms.values())
         write_reports(report, **forms)
     except MilesRefError as error:
-        raise click.ClickException(str(error)) from error
+        raise UsageFailure(str(error)) from error
     click.echo(report.sentence)
     sys.exit(0 if report.good else 1)
 

@@ -11,6 +11,7 @@ import click
 from miles_ref.errors import CaseError, UsageError
 from miles_ref.testing.cases import load_cases
 from miles_ref.testing.check import judge
+from miles_ref.testing.check_command import UsageFailure
 from miles_ref.testing.targets import choose_target
 from miles_ref.testing.verdict import Outcome
 
@@ -36,7 +37,7 @@ def run(paths: tuple[Path, ...], as_json: bool, target: str | None) -> None:
         cases = load_cases(paths)
         judged = choose_target(target)
     except (CaseError, UsageError) as error:
-        raise click.ClickException(str(error)) from error
+        raise UsageFailure(str(error)) from error
     passed = failed = 0
     try:
         for one in cases:
@@ -73,7 +74,7 @@ def propose(file: Path, reason: str | None) -> None:
         if found and reason and reason.strip():
             proposals.accept(file, found, reason.strip())
     except CaseError as error:
-        raise click.ClickException(str(error)) from error
+        raise UsageFailure(str(error)) from error
     written = bool(reason and reason.strip())
     state = "written" if written else 'not written: say why with --reason "..."'
     click.echo(f"{len(found)} expectations {state}" if found else "every expectation is the oracle's")

@@ -10,12 +10,14 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from miles_ref.errors import AssemblyError, CaseError
 from miles_ref.plugins import Assembly, Pipeline
+from miles_ref.plugins.guard import Implementation
 from miles_ref.sample import Sample
 from miles_ref.testing.cases import Case
 from miles_ref.testing.compare import first_difference
@@ -23,6 +25,9 @@ from miles_ref.testing.kinds.assemble import forest_chains, session_metadata, se
 from miles_ref.testing.kinds.codec import plain
 from miles_ref.wire import SAMPLES_VALUE_SPEC_V2
 
+_ROWS = ("rollout_routed_experts", "rollout_indexer_topk")
+_KEEP_FIELDS = "merge fills in masks, rewards and metadata of the samples that it is given; leave their other fields"
+_KEEP_KEYS = "keep the server's keys of the sample's metadata, beside those that merge adds"
 SERVER_KEYS = ("accumulated_token_ids", "tito_session_mismatch", "leaf")
 Place = tuple[int, int]
 """A node's id and the position of one of its completion's tokens."""
@@ -35,15 +40,26 @@ class Forest:
     case: Case
     pipeline: Pipeline
     metadata: dict[str, Any] = field(init=False)
+    merger: Implementation = field(init=False)
 
     def __post_init__(self) -> None:
         self._settings = settings_of(self.case.config)
         self._chains = forest_chains(self.case.input["nodes"], self._settings)
         self.metadata = session_metadata(self.case)
+        self.merger = next(one for one in self.pipeline.asked() if one.hook == "merge")
 
     def leaf_samples(self) -> list[Sample]:
         """Fresh leaf samples, as pick gets them."""
         return self.pipeline.leaf_samples(self._chains, self.case.input.get("max_seq_len"), self._settings)
+
+    @cached_property
+    def own(self) -> dict[int, dict[str, Any]]:
+        """The metadata of each leaf sample as the server made it, by node id."""
+        return {sample.metadata["leaf"]["node_id"]: sample.metadata for sample in self.leaf_samples()}
+
+    def fault(self, at: int, what: str, advice: str) -> str:
+        """What is wrong with a merged sample, and how to go on."""
+        return f"{self.merger}: samples[{at}].{what}; {advice}"
 
     def result(self, pipeline: Pipeline | None = None) -> Assembly:
         """The whole assembly."""
@@ -52,24 +68,38 @@ class Forest:
         return chosen.assemble(self._chains, copy.deepcopy(self.metadata), budget, self._settings)
 
 
-def law_differences(
-    case: Case, *, picker: str | None = None, merger: str | None = None, plugin_set: str | None = None
-) -> list[str]:
-    """The laws of the case that do not hold, each with what was seen."""
+def law_differences(case: Case, pipeline: Pipeline | None = None) -> list[str]:
+    """The laws of the case that do not hold for a pipeline of v2 (ours by default), each with what was seen.
+
+    What breaks several laws alike, such as a plugin that raises, is said once, with all of them before it.
+    """
     if case.kind != "assemble" or case.version != "v2":
         raise CaseError(f"{case.id}: laws are about assemble cases of v2")
-    forest = Forest(case, Pipeline("v2", picker=picker, merger=merger, plugin_set=plugin_set))
-    found = []
+    forest = Forest(case, pipeline or Pipeline("v2"))
+    laws: dict[str, list[str]] = {}
     for law in case.expect["laws"]:
         if law not in LAWS:
             raise CaseError(f"{case.id}: no law {law!r}; known are {', '.join(LAWS)}")
-        try:
-            broken = LAWS[law](forest)
-        except AssemblyError as error:
-            broken = str(error)
+        broken = _broken(LAWS[law], forest)
         if broken is not None:
-            found.append(f"{law}: {broken}")
-    return found
+            laws.setdefault(broken, []).append(law)
+    return [f"{', '.join(names)}: {broken}" for broken, names in laws.items()]
+
+
+def _broken(law: Callable[[Forest], str | None], forest: Forest) -> str | None:
+    try:
+        return law(forest)
+    except AssemblyError as error:
+        return str(error)
+    except Exception as error:
+        # Values of a plugin may raise wherever they are looked at; without one the fault is the kit's.
+        plugins = [str(one) for one in forest.pipeline.asked() if not one.trusted]
+        if not plugins:
+            raise
+        return (
+            f"{', '.join(plugins)}: what it returned cannot be looked at: {type(error).__name__}: {error}; "
+            "return samples with plain values, as they are given"
+        )
 
 
 def selects_only(forest: Forest) -> str | None:
@@ -113,6 +143,11 @@ def exactly_once(forest: Forest) -> str | None:
     if not picked:
         return None
     merged = forest.pipeline.merge(picked, copy.deepcopy(forest.metadata))
+    for at, sample in enumerate(merged):
+        # Of a sample without its mask or its leaf nobody can say what it trains.
+        fault = field_fault(at, sample, forest) or leaf_fault(at, sample, forest)
+        if fault is not None:
+            return fault
     trained = Counter(place for sample in merged for place in trained_places(sample, forest))
     twice = sorted(place for place, count in trained.items() if count > 1)
     if twice:
@@ -125,34 +160,22 @@ def exactly_once(forest: Forest) -> str | None:
 
 def lengths_agree(forest: Forest) -> str | None:
     """Mask, log probs and rows fit the tokens of each sample."""
-    for index, sample in enumerate(forest.result().samples):
-        for name in ("loss_mask", "rollout_log_probs"):
-            values = getattr(sample, name)
-            if values is not None and len(values) != sample.response_length:
-                return f"samples[{index}].{name}: {len(values)} values for a response of {sample.response_length}"
-        if sample.response_length > len(sample.tokens):
-            return f"samples[{index}]: a response of {sample.response_length} in {len(sample.tokens)} tokens"
-        for name in ("rollout_routed_experts", "rollout_indexer_topk"):
-            rows = getattr(sample, name)
-            if rows is not None and rows.shape[0] != len(sample.tokens) - 1:
-                return f"samples[{index}].{name}: {rows.shape[0]} rows for {len(sample.tokens)} tokens"
-    return None
+    faults = (field_fault(at, sample, forest) for at, sample in enumerate(forest.result().samples))
+    return next((fault for fault in faults if fault is not None), None)
 
 
 def server_keys_kept(forest: Forest) -> str | None:
     """The server-owned keys of each sample's metadata are the server's."""
-    own = {sample.metadata["leaf"]["node_id"]: sample.metadata for sample in forest.leaf_samples()}
-    for index, sample in enumerate(forest.result().samples):
-        leaf = sample.metadata.get("leaf")
-        node_id = leaf.get("node_id") if isinstance(leaf, dict) else None
-        if node_id not in own:
-            return f"samples[{index}].metadata.leaf: got {leaf!r:.120}, which is no leaf of the forest"
+    for at, sample in enumerate(forest.result().samples):
+        fault = leaf_fault(at, sample, forest)
+        if fault is not None:
+            return fault
+        own = forest.own[sample.metadata["leaf"]["node_id"]]
         for key in SERVER_KEYS:
-            wanted = own[node_id].get(key)
-            got = _plain(key, sample.metadata.get(key))
-            found = first_difference(_plain(key, wanted), got, f"samples[{index}].metadata.{key}")
+            wanted, got = _plain(key, own.get(key)), _plain(key, sample.metadata.get(key))
+            found = first_difference(wanted, got, f"metadata.{key}")
             if found is not None:
-                return found
+                return forest.fault(at, found, _KEEP_KEYS)
     return None
 
 
@@ -182,6 +205,70 @@ LAWS: dict[str, Callable[[Forest], str | None]] = {
     "encodable": encodable,
     "failure-contained": failure_contained,
 }
+
+
+def field_fault(at: int, sample: Sample, forest: Forest) -> str | None:
+    """The first field of a merged sample that is not of its form, or does not fit its tokens."""
+    tokens = _count(sample.tokens)
+    length: Any = sample.response_length  # a plugin puts there what it likes
+    if tokens is None:
+        return forest.fault(at, f"tokens is {_shown(sample.tokens)}, not a list of token ids", _KEEP_FIELDS)
+    if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 0:
+        return forest.fault(at, f"response_length is {_shown(length)}, not a number of tokens", _KEEP_FIELDS)
+    if length > tokens:
+        return forest.fault(at, f"response_length: a response of {length} in {tokens} tokens", _KEEP_FIELDS)
+    for name in ("loss_mask", "rollout_log_probs"):
+        values = getattr(sample, name)
+        if values is None and name != "loss_mask":
+            continue
+        count = _count(values)
+        if count is None:
+            return forest.fault(at, f"{name} is {_shown(values)}, not a list of {length} numbers", _KEEP_FIELDS)
+        if count != length:
+            return forest.fault(at, f"{name}: {count} values for a response of {length}", _KEEP_FIELDS)
+    for name in _ROWS:
+        rows = getattr(sample, name)
+        if rows is None:
+            continue
+        shape = getattr(rows, "shape", None)
+        if not isinstance(shape, tuple) or len(shape) != 3:
+            return forest.fault(at, f"{name} is {_shown(rows)}, not an array (rows, layers, topk)", _KEEP_FIELDS)
+        if shape[0] != tokens - 1:
+            return forest.fault(at, f"{name}: {shape[0]} rows for {tokens} tokens", _KEEP_FIELDS)
+    return None
+
+
+def leaf_fault(at: int, sample: Sample, forest: Forest) -> str | None:
+    """Why a merged sample's metadata does not say which leaf it is of."""
+    metadata: Any = sample.metadata
+    if not isinstance(metadata, dict):
+        return forest.fault(at, f"metadata is {_shown(metadata)}, not a dict", _KEEP_KEYS)
+    if "leaf" not in metadata:
+        return forest.fault(at, f"metadata has no leaf, only {_shown(sorted(map(str, metadata)))}", _KEEP_KEYS)
+    leaf = metadata["leaf"]
+    node_id = leaf.get("node_id") if isinstance(leaf, dict) else None
+    if not isinstance(node_id, int) or node_id not in forest.own:
+        return forest.fault(at, f"metadata.leaf is {_shown(leaf)}, which is no leaf of the forest", _KEEP_KEYS)
+    found = first_difference(forest.own[node_id]["leaf"], leaf, "metadata.leaf")
+    return None if found is None else forest.fault(at, found, _KEEP_KEYS)
+
+
+def _count(values: Any) -> int | None:
+    """How many numbers a list or an array of rank 1 holds; None for anything else."""
+    if values is None or isinstance(values, str | bytes | Mapping):
+        return None
+    try:
+        array = np.asarray(values)
+    except Exception:
+        return None
+    return len(array) if array.ndim == 1 and array.dtype.kind in "biuf" else None
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def trained_places(sample: Sample, forest: Forest) -> set[Place]:

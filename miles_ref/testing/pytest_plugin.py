@@ -31,13 +31,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--miles-merger", metavar="MERGER", help="Judge a merger by its laws.")
     group.addoption("--miles-plugin-set", metavar="NAME", help="Judge a whole plugin set.")
     group.addoption("--miles-backend-listen", metavar="HOST:PORT", help="Backend address of a running server.")
-    group.addoption("--miles-server-version", default="v1", choices=["v1", "v2"], help="Sessions of a running server.")
-    group.addoption("--miles-server-config", default="{}", metavar="JSON", help="Config of a running server.")
+    group.addoption("--miles-server-version", choices=["v1", "v2"], help="Sessions of a running server; v1.")
+    group.addoption("--miles-server-config", metavar="JSON", help="Config of a running server.")
+    group.addoption(
+        "--miles-provides", action="append", default=[], metavar="NAME", help="An optional capability of the target."
+    )
     group.addoption("--miles-expectations", metavar="FILE", help="File of known failures, strict.")
 
 
+_CHOICES = ("target", "picker", "merger", "plugin-set", "backend-listen", "server-version", "server-config", "provides")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the shipped corpus to what is collected, if it is asked for."""
+    """Add the shipped corpus to what is collected, if it is asked for; refuse options that name nobody to judge.
+
+    Raises pytest.UsageError.
+    """
+    known_failures(config)
+    if any(config.getoption(f"--miles-{name}") not in (None, []) for name in _CHOICES):
+        run = CorpusRun.of(config)
+        if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+            # The processes of pytest-xdist have a target each; this one only had to find a mistake.
+            del config.stash[_RUN]
+            run.close()
     if config.getoption("--miles-corpus"):
         from miles_ref.testing.corpus import case_folders, corpus_root
 
@@ -57,12 +73,20 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse an expectation that matches no case that was collected."""
-    cases = [item.case.id for item in items if isinstance(item, CaseItem)]
-    if not cases or not config.getoption("--miles-expectations"):
+    """Refuse an expectation that matches no case that was collected, and a capability that none requires."""
+    cases = [item.case for item in items if isinstance(item, CaseItem)]
+    if not cases:
         return
+    if provides := config.getoption("--miles-provides"):
+        from miles_ref.errors import UsageError
+        from miles_ref.testing.check import check_provides
+
+        try:
+            check_provides(cases, provides)
+        except UsageError as error:
+            raise pytest.UsageError(f"--miles{str(error)[1:]}") from error
     for entry in known_failures(config):
-        if not any(entry.matches(case_id) for case_id in cases):
+        if not any(entry.matches(case.id) for case in cases):
             raise pytest.UsageError(f"{entry.where}: {entry.pattern!r} matches no case that was collected")
 
 
@@ -78,33 +102,54 @@ def known_failures(config: pytest.Config) -> list[ExpectedFailure]:
         raise pytest.UsageError(str(error)) from error
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """End what the target started."""
-    run = session.config.stash.get(_RUN, None)
+    run = config.stash.get(_RUN, None)
     if run is not None:
+        del config.stash[_RUN]
         run.close()
 
 
+def server_config(config: pytest.Config) -> dict[str, Any] | None:
+    """The running server's config, if it is given. Raises pytest.UsageError for what is no JSON object."""
+    text = config.getoption("--miles-server-config")
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise pytest.UsageError(f"--miles-server-config {text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise pytest.UsageError(f"--miles-server-config {text!r} is not a JSON object")
+    return value
+
+
 class CorpusRun:
-    """What the cases of one process share: the target and the expectation file."""
+    """What the cases of one process share: the target and the expectation file. Raises pytest.UsageError."""
 
     def __init__(self, config: pytest.Config) -> None:
+        from miles_ref.errors import MilesRefError
         from miles_ref.testing.targets import choose_target
 
         self.known = known_failures(config)
-        self.target: Target = choose_target(
-            config.getoption("--miles-target"),
-            picker=config.getoption("--miles-picker"),
-            merger=config.getoption("--miles-merger"),
-            plugin_set=config.getoption("--miles-plugin-set"),
-            backend_listen=config.getoption("--miles-backend-listen"),
-            server_version=config.getoption("--miles-server-version"),
-            server_config=json.loads(config.getoption("--miles-server-config")),
-        )
+        described = server_config(config)
+        try:
+            self.target: Target = choose_target(
+                config.getoption("--miles-target"),
+                picker=config.getoption("--miles-picker"),
+                merger=config.getoption("--miles-merger"),
+                plugin_set=config.getoption("--miles-plugin-set"),
+                backend_listen=config.getoption("--miles-backend-listen"),
+                server_version=config.getoption("--miles-server-version"),
+                server_config=described,
+                provides=config.getoption("--miles-provides"),
+            )
+        except MilesRefError as error:
+            raise pytest.UsageError(f"whom the miles-ref corpus judges: {error}") from error
 
     @classmethod
     def of(cls, config: pytest.Config) -> CorpusRun:
-        """The one of this process, made when the first case runs."""
+        """The one of this process, made when it is first asked for."""
         if _RUN not in config.stash:
             config.stash[_RUN] = cls(config)
         return config.stash[_RUN]

@@ -96,6 +96,19 @@ def from_lines(lines: Iterable[str]) -> Report:
     return report
 
 
+def open_outputs(paths: Iterable[Path | None]) -> None:
+    """Empty the files that a report goes to, before the run: none is lost at its end, no old one is taken for it.
+
+    Raises UsageError for a file that cannot be written.
+    """
+    for path in paths:
+        if path is not None:
+            try:
+                path.write_bytes(b"")
+            except OSError as error:
+                raise UsageError(f"the report {path} cannot be written: {error.strerror or error}") from error
+
+
 def write_reports(
     report: Report,
     *,

@@ -95,7 +95,8 @@ def sentence(verdicts: Sequence[Verdict], target: str, problems: Sequence[str] =
     if problems:
         return f"The run of {target} does not count: {problems[0]}."
     if not judged:
-        return f"Nothing was judged: {target} offers nothing that the {len(verdicts)} chosen cases need."
+        reasons = _reasons(verdicts)
+        return f"Nothing was judged: {target} offers nothing that the {len(verdicts)} chosen cases need{reasons}."
     if bad:
         kinds = ", ".join(f"{n} {name}" for name, n in count(bad).items() if n)
         return f"{target} does not hold: {len(bad)} of {len(judged)} cases ({kinds}), first {bad[0].case_id}."
@@ -104,3 +105,12 @@ def sentence(verdicts: Sequence[Verdict], target: str, problems: Sequence[str] =
     notes = [f"{known} known failures"] if known else []
     notes += [f"{skipped} skipped"] if skipped else []
     return f"{target} holds in all {len(judged)} judged cases{' (' + ', '.join(notes) + ')' if notes else ''}."
+
+
+def _reasons(skipped: Sequence[Verdict], most: int = 3) -> str:
+    """Why cases were skipped, the most frequent reasons first."""
+    counts = Counter(verdict.details[0] for verdict in skipped if verdict.details).most_common()
+    shown = [f"{number} cases: {shorten(reason, 160, placeholder=' ...')}" for reason, number in counts[:most]]
+    if len(counts) > most:
+        shown.append(f"{len(counts) - most} further reasons")
+    return f" ({'; '.join(shown)})" if shown else ""

@@ -26,6 +26,7 @@ from miles_ref.testing.verdict import Outcome
 
 ROOT = corpus_root()
 DOUBLES = "miles_ref.testing.doubles"
+LAWS = str(ROOT / "v2" / "laws")
 
 
 def raw(file: str, case_id: str) -> dict[str, Any]:
@@ -173,8 +174,8 @@ def test_a_broken_law_is_reported(role: str, name: str, law: str) -> None:
     assert law in laws_of_details(details), details
 
 
-# What a merger returns, each wrong in a field that the kit itself looks at: the samples that it was given are changed by
-# the statement, and the first law and place that must be named.
+# Mergers that spoil a field which the kit itself looks at: the statement that does it to each sample, the law that must
+# be named, and what must be said.
 MALFORMED = {
     "no metadata": ("s.metadata = {}", "server-keys-kept", "samples[0].metadata has no leaf"),
     "metadata None": ("s.metadata = None", "server-keys-kept", "samples[0].metadata is None"),
@@ -359,7 +360,7 @@ def test_a_tag_that_no_case_has_is_an_error() -> None:
     cases = [match_case("a", "trim"), match_case("b", "clock")]
     assert [case.id for case in select(cases, tags=["clock"])] == ["b"]
     for tags in (["nosuch"], ["trim", "nosuch"]):
-        with pytest.raises(CaseError, match="the tag 'nosuch'; tags are clock, trim"):
+        with pytest.raises(CaseError, match=r"the tag 'nosuch'; tags are clock, trim"):
             select(cases, tags=tags)
 
 
@@ -487,7 +488,7 @@ def test_check_writes_every_report(tmp_path: Path) -> None:
     (tmp_path / "pick.py").write_text("def pick(leaf_samples):\n    return leaf_samples\n")
     files = {name: tmp_path / f"out.{name}" for name in ("report", "junit", "html", "badge")}
     arguments = [part for name, file in files.items() for part in (f"--{name}", str(file))]
-    picker = ["--picker", f"{tmp_path}/pick.py:pick", "-k", "v2/laws/two-roots"]
+    picker = [LAWS, "--picker", f"{tmp_path}/pick.py:pick", "-k", "v2/laws/two-roots"]
     done = CliRunner().invoke(check_command, [*picker, *arguments])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1] == f"picker {tmp_path}/pick.py:pick holds in all 1 judged cases."
@@ -501,7 +502,9 @@ def test_check_writes_every_report(tmp_path: Path) -> None:
 
 
 def test_check_says_what_fails() -> None:
-    done = CliRunner().invoke(check_command, ["--picker", f"{DOUBLES}.rewriting_picker", "-k", "v2/laws/two-roots"])
+    done = CliRunner().invoke(
+        check_command, [LAWS, "--picker", f"{DOUBLES}.rewriting_picker", "-k", "v2/laws/two-roots"]
+    )
     assert done.exit_code == 1
     assert "failed: v2/laws/two-roots" in done.output
     assert "does not hold: 1 of 1 cases" in done.output.splitlines()[-1]
@@ -510,15 +513,15 @@ def test_check_says_what_fails() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["-k", "no/such/case"],
+        [LAWS, "-k", "no/such/case"],
         ["/no/such/folder"],
-        ["--picker", f"{DOUBLES}.no_such_picker"],
+        [LAWS, "--picker", f"{DOUBLES}.no_such_picker"],
         ["--expectations", "/none"],
-        ["--tag", "no-such-tag"],
-        ["--picker", ""],
-        ["--provides", "no-such-capability"],
-        ["-k", "v2/laws/one-leaf", "--report", "/no/such/folder/r.jsonl"],
-        ["-k", "v2/laws/one-leaf", "--html", "/"],
+        [LAWS, "--tag", "no-such-tag"],
+        [LAWS, "--picker", ""],
+        [LAWS, "--provides", "no-such-capability"],
+        [LAWS, "-k", "v2/laws/one-leaf", "--report", "/no/such/folder/r.jsonl"],
+        [LAWS, "-k", "v2/laws/one-leaf", "--html", "/"],
     ],
 )
 def test_check_refuses_what_it_cannot_do(arguments: list[str]) -> None:
@@ -533,7 +536,7 @@ def test_a_report_of_an_earlier_run_is_not_taken_for_one_that_broke_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = tmp_path / "report.jsonl"
-    arguments = ["-k", "v2/laws/one-leaf", "--report", str(report)]
+    arguments = [LAWS, "-k", "v2/laws/one-leaf", "--report", str(report)]
     assert CliRunner().invoke(check_command, arguments).exit_code == 0
 
     def break_off(*anything: object) -> Iterator[object]:

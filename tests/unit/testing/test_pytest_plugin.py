@@ -113,6 +113,77 @@ def test_cases_that_a_target_cannot_be_asked_are_skipped(pytester: pytest.Pytest
     run(pytester, "--miles-picker", "miles_ref.testing.doubles.latest_first").assert_outcomes(skipped=1)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--miles-target", "bogus"], "*--target 'bogus' is none of*"),
+        (["--miles-target", 'program:"'], "*cannot be split into words*"),
+        (["--miles-picker", "./none.py:pick"], "*there is no file*none.py*"),
+        (["--miles-picker", ""], "*--picker is given with an empty value*"),
+        (["--miles-plugin-set", "longest"], "*give --picker longest*"),
+        (["--miles-server-config", "{"], "*--miles-server-config '{' is not JSON*"),
+        (["--miles-server-config", "[]"], "*--miles-server-config '[[]]' is not a JSON object*"),
+        (["--miles-server-version", "v2"], "*--server-version is for a server that runs already*"),
+        (["--miles-expectations", "nofile"], "*nofile cannot be read*"),
+        (["--miles-target", "worker:x", "--miles-provides", "typo"], "*--miles-provides 'typo'*they require lists*"),
+    ],
+)
+def test_a_mistake_in_the_options_is_said_once(pytester: pytest.Pytester, arguments: list[str], said: str) -> None:
+    corpus(pytester.path, {**CASE, "requires": ["lists"]}, {**CASE, "id": "tokens/match/two"})
+    result = run(pytester, *arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+    assert str(result.stderr).count("ERROR: ") == 1
+
+
+def test_a_mistake_is_said_once_however_many_processes(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus(pytester.path, CASE)
+    result = run(pytester, "-p", "xdist", "-n", "1", "--miles-picker", "./none.py:pick")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: *there is no file*none.py*"])
+
+
+def test_a_plugin_is_built_once_for_all_cases(pytester: pytest.Pytester) -> None:
+    laws = json.loads((ROOT / "v2" / "laws" / "forests.json").read_text())[:3]
+    corpus(pytester.path, *laws)
+    pytester.makepyfile(
+        mine="""
+        from pathlib import Path
+
+        with Path(__file__).with_name("loads").open("a") as file:
+            file.write("x")
+
+        def pick(leaf_samples):
+            return leaf_samples
+        """
+    )
+    run(pytester, "--miles-picker", "./mine.py:pick", "golden").assert_outcomes(passed=3)
+    assert (pytester.path / "loads").read_text() == "x"
+
+
+def test_a_case_is_skipped_where_the_target_lacks_what_it_requires(pytester: pytest.Pytester) -> None:
+    corpus(pytester.path, {**CASE, "requires": ["lists"]})
+    program = pytester.makepyfile(
+        program="""
+        import json, sys
+        for line in sys.stdin:
+            said = json.loads(line)
+            answer = {"hello": 1, "kinds": ["match"]} if "hello" in said else {
+                "id": said["case"]["id"], "observed": {"match": True}}
+            print(json.dumps(answer), flush=True)
+        """
+    )
+    target = ["--miles-target", f"program:{sys.executable} {program}", "golden"]
+    result = run(pytester, "-rs", *target)
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*requires lists, which the target does not provide*"])
+    run(pytester, *target, "--miles-provides", "lists").assert_outcomes(passed=1)
+    run(pytester, "golden").assert_outcomes(passed=1)
+
+
 def test_the_shipped_corpus_is_collected_on_demand(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--miles-corpus", "--collect-only", "-q", "-k", "v2/laws/one-leaf")
     result.stdout.fnmatch_lines(["*forests.json::v2/laws/one-leaf"])

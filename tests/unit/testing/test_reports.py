@@ -57,6 +57,11 @@ def test_sentences() -> None:
     assert report(GOOD, LEFT).sentence == "the target holds in all 1 judged cases (1 skipped)."
     assert "1 of 2 cases (1 failed), first v2/merge/two" in report(GOOD, BAD).sentence
     assert "Nothing was judged" in report(LEFT).sentence
+    assert "1 chosen cases need (1 cases: needs a server)." in report(LEFT).sentence
+    others = [Verdict(f"v1/http/{at}", Outcome.SKIPPED, details=(f"reason {at}",)) for at in range(4)]
+    assert report(LEFT, LEFT, *others).sentence.endswith(
+        "(2 cases: needs a server; 1 cases: reason 0; 1 cases: reason 1; 2 further reasons)."
+    )
     smoke = Verdict("v1/http/health", Outcome.ERROR, smoke=True, details=("no answer",))
     assert "do not understand each other" in report(smoke, GOOD).sentence
     assert "does not count: a pattern" in report(GOOD, problems=("a pattern matches nothing",)).sentence
