@@ -24,6 +24,11 @@ def _folded(message: Mapping[str, Any]) -> tuple[str, str]:
     return str(message.get("role")).casefold(), str(message.get("content") or "").casefold()
 
 
+def refusing_matcher(stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> bool:
+    """Refuses what a user says again, even the same."""
+    return stored["role"] != "user" and stored == replayed
+
+
 def raising_matcher(stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> bool:
     raise RuntimeError("this matcher always raises")
 

@@ -7,11 +7,12 @@ import json
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
+import numpy as np
 import pytest
 
 from miles_ref.tokens.matching import strict
 from miles_ref.trajectory.commit import Times
-from miles_ref.trajectory.node import KnownEnds
+from miles_ref.trajectory.node import KnownEnds, extended_ids_text, ids_text
 from miles_ref.trajectory.reply import read_reply
 from miles_ref.trajectory.request import MessageList, Seen
 from miles_ref.trajectory.turn import ForwardSettings, Matching
@@ -95,3 +96,13 @@ def test_the_size_of_a_node_counts_the_rows_that_its_parent_does_not_have(toys: 
     )
     assert 0 < same - without < 100
     assert more == [same + 3000, same + 6000]
+
+
+def test_the_text_of_ids_goes_on_wherever_the_parent_is_left(toys: Any) -> None:
+    session = toys.Session()
+    node = session.say([toys.user("u")], "a")
+    ids = node.tokens()
+    for shared in range(len(ids) + 1):
+        for more in (ids[:0], ids[:3]):
+            whole = np.concatenate([ids[:shared], more])
+            assert extended_ids_text(node, ids, shared, more).to_bytes() == ids_text(whole)

@@ -64,8 +64,13 @@ class Colour(enum.StrEnum):
     RED = "red"
 
 
+class Pair(list[float]):
+    """A list of a program's own type."""
+
+
 def test_what_is_derived_from_a_json_type_is_written_as_that() -> None:
     assert dump({"c": Colour.RED, "f": np.float64(0.5), "t": (1, 2)}, "it") == b'{"c":"red","f":0.5,"t":[1,2]}'
+    assert dump(Pair([1e20, 1e-9]), "it") == b"[1e+20,1e-09]"
 
 
 LOOP: list[Any] = []

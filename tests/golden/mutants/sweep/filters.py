@@ -4,7 +4,7 @@
 |---|---|
 | annotation | annotations of arguments, results and variables, type aliases, `TypeVar`s |
 | text | docstrings and other bare constants; numbers inside an f-string |
-| declaration | imports, `TYPE_CHECKING`, `__all__`, `__slots__`, `@overload` and its function, `*` of named arguments |
+| declaration | imports, protocols, `TYPE_CHECKING`, `__all__`, `__slots__`, `@overload`, `*` of named arguments |
 | message | what an error, a warning or the log says: arguments with a text in them, all of a log call |
 | speed | `slots=`, `gc=`, `maxsize=`, and caches as decorators: memory and time only |
 | identity | `==` to `is`, `!=` to `is not`: whether equal values are one object is the interpreter's business |
@@ -93,6 +93,8 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        if any(_name(base) == "Protocol" for base in node.bases):
+            self.leave_out(node, "declaration")
         self._decorators(node)
         self.generic_visit(node)
 

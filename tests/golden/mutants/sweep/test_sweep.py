@@ -45,6 +45,9 @@ def h(x: int = 14): ...
 class C: ...
 def i(first=15 * 16, *, named=17 * 18): ...
 def j(*, named): ...
+class P(Protocol):
+    @property
+    def k(self) -> int: ...
 '''
 
 
@@ -78,6 +81,7 @@ def place_of(text: str, nth: int = 0) -> tuple[int, int]:
         ("*, named=", 0, "ReplaceBinaryOperator_Mul_Div", "declaration"),
         ("* 18", 0, "ReplaceBinaryOperator_Mul_Div", None),
         ("*, named)", 0, "ReplaceBinaryOperator_Mul_Div", "declaration"),
+        ("@property", 0, "RemoveDecorator", "declaration"),
         ("10", 0, "NumberReplacer", "text"),
         ("+ 10", 0, "ReplaceBinaryOperator_Add_Sub", None),
         ("@lru_cache", 0, "RemoveDecorator", "speed"),
