@@ -55,6 +55,7 @@ def test_pairs_become_two_read_only_arrays_and_more_items_are_ignored() -> None:
         ([[-0.5, 7.0]], r"\[0\] has the token id 7\.0"),
         ([[-0.5, 0], [-0.5, 2**63 - 1], [-0.5, -1]], r"\[2\] has the token id -1"),
         ([[-0.5, 0], [-0.5, 2**63 - 1], [-0.5, 2**63]], r"\[2\] has the token id 9223372036854775808"),
+        ([[-0.5, 0], [-0.5, 2**64]], r"\[1\] has the token id 18446744073709551616"),
     ],
 )
 def test_a_broken_pair_is_refused_with_its_place(pairs: Any, said: str) -> None:
@@ -96,12 +97,12 @@ def test_a_value_of_another_type_is_refused(settings: AssemblySettings, key: str
         read_meta({"output_token_logprobs": [], key: value}, settings)
 
 
-def test_a_count_is_any_int64_from_0(settings: AssemblySettings) -> None:
 def test_a_count_may_be_written_as_a_float(settings: AssemblySettings) -> None:
     meta = read_meta({"output_token_logprobs": [], "cached_tokens": 3.0, "prompt_tokens": -0.0}, settings)
     assert (repr(meta.cached_tokens), repr(meta.prompt_tokens)) == ("3", "0")
 
 
+def test_a_count_is_any_int64_from_0(settings: AssemblySettings) -> None:
     for count in (0, 1, 2**63 - 1):
         assert read_meta({"output_token_logprobs": [], "cached_tokens": count}, settings).cached_tokens == count
 
