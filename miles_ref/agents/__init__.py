@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from miles_ref.agents.api import AgentFunctionError, InfraAbort, WorkerRefusedError, report_to_caller
+from miles_ref.agents.api import (
+    AgentFunctionError,
+    InfraAbort,
+    WorkerRefusedError,
+    WorkerReplyError,
+    report_to_caller,
+)
 
 if TYPE_CHECKING:
     from miles_ref.agents.abort import call_agent_abort_hook
@@ -22,6 +28,7 @@ __all__ = [
     "AgentSettings",
     "InfraAbort",
     "WorkerRefusedError",
+    "WorkerReplyError",
     "call_agent_abort_hook",
     "call_agent_function",
     "report_to_caller",

@@ -20,8 +20,10 @@ async def abort_worker_calls(scope: Scope, every_scope: bool = False) -> None:
 
     Takes the calls that are in flight now. A lazy scope is evaluated only if there are any, and not with
     `every_scope`. A null scope matches nothing. Returns when every DELETE was answered or given up. Raises ValueError
-    for an empty scope, TypeError for what is no string, and whatever a lazy scope raises.
+    for an empty scope and TypeError for what is no string, also with `every_scope`, and whatever a lazy scope raises.
     """
+    if not callable(scope):
+        _check(scope)
     calls = list(IN_FLIGHT.values())
     if not every_scope and (calls or not callable(scope)):
         calls = _of_scope(calls, scope)

@@ -54,6 +54,17 @@ class WorkerRefusedError(UsageError):
         self.code = code
 
 
+class WorkerReplyError(MilesRefError):
+    """What a worker answered is not what the contract says: an outcome of another form (agents.md, Outcomes)."""
+
+    def __init__(self, message: str, *, url: str) -> None:
+        super().__init__(message)
+        self.url = url
+
+
+MAX_DEPTH = 200
+"""Levels of lists and objects in a value or a report: the other side may read no deeper. Also the session server's."""
+
 Reporter = Callable[[bytes], None]
 """Takes one item as JSON text."""
 
@@ -66,7 +77,7 @@ def report_to_caller(item: Any) -> None:
 
     May be called any number of times, from any thread of the call's process, also in the cleanup after a cancel. Blocks
     while the caller has not read on and the call's report budget is used up. Raises TypeError or ValueError for what is
-    not JSON, RuntimeError outside of a call.
+    not JSON, or nested more than MAX_DEPTH levels deep, RuntimeError outside of a call.
     """
     reporter = _call_reporter.get() or _process_reporter
     if reporter is None:
@@ -93,25 +104,27 @@ def set_process_reporter(reporter: Reporter) -> None:
 def strict_json(value: Any) -> bytes:
     """Return the JSON text of `value`; ASCII only.
 
-    Raises TypeError for what JSON has no form for, ValueError for NaN, infinities and circular references: json.dumps
-    alone would write NaN as no JSON, and turn keys that are not strings into other keys.
+    Raises TypeError for what JSON has no form for, ValueError for NaN, infinities, circular references and more than
+    MAX_DEPTH levels: json.dumps alone would write NaN as no JSON, turn keys that are not strings into other keys, and
+    write what other parsers refuse as too deep.
     """
-    _refuse_odd_keys(value)
+    _check_levels(value)
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def _refuse_odd_keys(value: Any) -> None:
-    seen: set[int] = set()
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if not isinstance(item, (dict, list, tuple)) or id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, dict):
-            for key in item:
-                if not isinstance(key, str):
-                    raise TypeError(f"not JSON: the key {key!r} of an object is not a string")
-            pending.extend(item.values())
-        else:
-            pending.extend(item)
+def _check_levels(value: Any) -> None:
+    """Level by level, each object once in a level: so circular references end too, and at the same limit."""
+    level = [value] if isinstance(value, (dict, list, tuple)) else []
+    for _ in range(MAX_DEPTH):
+        below: dict[int, Any] = {}
+        for item in level:
+            if isinstance(item, dict):
+                for key in item:
+                    if not isinstance(key, str):
+                        raise TypeError(f"not JSON: the key {key!r} of an object is not a string")
+            inner = item.values() if isinstance(item, dict) else item
+            below.update((id(one), one) for one in inner if isinstance(one, (dict, list, tuple)))
+        if not below:
+            return
+        level = list(below.values())
+    raise ValueError(f"not JSON that others can read: nested more than {MAX_DEPTH} levels deep, or circular")

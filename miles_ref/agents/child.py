@@ -20,13 +20,17 @@ from miles_ref.agents.machine import json_text
 DRAIN_SECONDS = 1.0
 """How long the channel is read on after the child's exit, if somebody else still holds it."""
 
+_NO_COERCION = {"PYTHONCOERCECLOCALE": "0"}
 _CHILD_MAIN = Path(__file__).with_name("child_main.py")
 _READ_BYTES = 256 << 10
 _MAX_FINAL_READS = 64
 
 
 class Listener(Protocol):
-    """Who is told what a child does; every method is called on the event loop, and must not raise."""
+    """Who is told what a child does; every method is called on the event loop.
+
+    `reported` and `outcome_read` may raise FrameError for what they cannot read; nothing else may be raised.
+    """
 
     def started(self) -> None:
         """The function is imported, and the coroutine starts."""
@@ -160,7 +164,7 @@ class Child:
             while not self._paused and not self._told_outcome and (frame := self._frames.next_frame()) is not None:
                 self._tell(*frame)
         except FrameError:
-            # Somebody else wrote to the channel: what follows cannot be told apart, so there will be no outcome.
+            # Somebody else wrote to the channel: what follows cannot be trusted, so there will be no outcome.
             self._told_outcome = True
             self.kill()
 
@@ -221,11 +225,14 @@ def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
 
 
 def _spawn(env: Mapping[str, str], request: int, channel: int, log: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-u", "-P", str(_CHILD_MAIN), str(request), str(channel)]
+    # In the C locale the interpreter would set LC_CTYPE, and the agent would see it. The child takes away again what is
+    # added here.
+    added = {name: value for name, value in _NO_COERCION.items() if name not in env}
+    command = [sys.executable, "-u", "-P", str(_CHILD_MAIN), str(request), str(channel), *added]
     output = log if log is not None else _standard_error()
     return subprocess.Popen(
         command,
-        env=dict(env),
+        env={**env, **added},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

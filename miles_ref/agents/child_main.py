@@ -1,8 +1,9 @@
-"""The child process of one agent call (agents.md, The child process): `python child_main.py REQUEST_FD CHANNEL_FD`.
+"""The child process of one agent call (agents.md, The child process).
 
-Executed by path in a fresh interpreter, so the file imports nothing of the package before the request has told where
-modules are found. The request pipe brings one frame and then stays silent: its end means that the parent is gone.
-The channel pipe takes frames up: started, reports, one outcome.
+`python child_main.py REQUEST_FD CHANNEL_FD [NAME...]`; the names are of variables to hide from the agent. Executed by
+path in a fresh interpreter, so the file imports nothing of the package before the request has told where modules are
+found. The request pipe brings one frame and then stays silent: its end means that the parent is gone. The channel pipe
+takes frames up: started, reports, one outcome.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Channel:
                 rest = rest[os.write(self._descriptor, rest) :]
 
 
-def main(request_fd: int, channel_fd: int) -> NoReturn:
+def main(request_fd: int, channel_fd: int, not_for_agent: Iterable[str] = ()) -> NoReturn:
     """Run one call and exit."""
     # The parent may ignore or block SIGTERM, and both are inherited. While the agent's module is imported, SIGTERM ends
     # the process at once: there is nothing to clean up yet.
@@ -61,6 +62,8 @@ def main(request_fd: int, channel_fd: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     for descriptor in (request_fd, channel_fd):
         os.set_inheritable(descriptor, False)
+    for name in not_for_agent:
+        os.environ.pop(name, None)
     request = read_request(request_fd)
     guard(request_fd)
     add_paths(request["path"])
@@ -73,11 +76,11 @@ def main(request_fd: int, channel_fd: int) -> NoReturn:
     set_process_reporter(lambda item: channel.send(Frame.REPORT, item))
     try:
         function = resolve(request["fn"])
-    except Exception as exc:
-        channel.send(Frame.OUTCOME, json_text(failure("import", exc)), last=True)
-        leave(0)
     except SystemExit as exc:
         leave(exit_code(exc))
+    except BaseException as exc:
+        channel.send(Frame.OUTCOME, raised("import", exc), last=True)
+        leave(0)
     leave(Run(function, request["kwargs"], channel).result())
 
 
@@ -102,7 +105,9 @@ class Run:
             loop.add_signal_handler(signal.SIGTERM, self._terminate)
             self._channel.send(Frame.STARTED)
             outcome = self._outcome(loop)
-            loop.run_until_complete(finish_tasks(loop))
+            # The outcome is known: what a task that was left behind raises, even KeyboardInterrupt, is not the agent's.
+            with contextlib.suppress(KeyboardInterrupt):
+                loop.run_until_complete(finish_tasks(loop))
         except SystemExit as exc:
             return exit_code(exc)
         if outcome is None:
@@ -122,24 +127,23 @@ class Run:
             self._task.cancel()
 
     def _outcome(self, loop: asyncio.AbstractEventLoop) -> bytes | None:
-        from miles_ref.agents.api import InfraAbort, strict_json
+        from miles_ref.agents.api import strict_json
 
         assert self._task is not None
         try:
             value = loop.run_until_complete(self._task)
         except SystemExit:
             raise
-        except InfraAbort as exc:
-            status = exc.exit_status if isinstance(exc.exit_status, int) else None
-            return json_text({"kind": "infra_abort", "reason": str(exc.reason), "exit_status": status})
         except asyncio.CancelledError as exc:
-            return None if self._terminated else json_text(failure("run", exc))
+            return None if self._terminated else raised("run", exc)
         except BaseException as exc:
-            return json_text(failure("run", exc))
+            return raised("run", exc)
         try:
             return b'{"kind":"ok","value":' + strict_json(value) + b"}"
-        except Exception as exc:
-            return json_text(failure("result", exc))
+        except SystemExit:
+            raise
+        except BaseException as exc:
+            return raised("result", exc)
 
 
 def read_request(descriptor: int) -> dict[str, Any]:
@@ -190,11 +194,25 @@ def add_paths(parent_path: list[str]) -> None:
         sys.path.append(PACKAGE_PARENT)
 
 
+def raised(phase: str, exc: BaseException) -> bytes:
+    """The outcome, as JSON text, of an agent that raised in `phase`: import, run or result.
+
+    InfraAbort is `infra_abort` in every phase, anything else `error`. That the exception is no Exception, as pytest's
+    Skipped and CancelledError are none, changes nothing; only SystemExit is no outcome: it ends the process.
+    """
+    from miles_ref.agents.api import InfraAbort
+
+    if isinstance(exc, InfraAbort):
+        status = exc.exit_status if isinstance(exc.exit_status, int) else None
+        return json_text({"kind": "infra_abort", "reason": str(exc.reason), "exit_status": status})
+    return json_text(failure(phase, exc))
+
+
 def failure(phase: str, exc: BaseException) -> dict[str, Any]:
     """The outcome `error` for an exception of the agent."""
     try:
         message = str(exc)
-    except Exception:
+    except BaseException:
         message = "(its message cannot be shown: str() of the exception raised)"
     text = "".join(traceback.format_exception(exc))
     return {"kind": "error", "phase": phase, "type": type(exc).__name__, "message": message, "traceback": text}
@@ -240,4 +258,4 @@ def leave(code: int | None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

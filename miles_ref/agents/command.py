@@ -56,6 +56,7 @@ def _get(url: str, token: str | None) -> dict[str, Any]:
 
 def _show(url: str, health: dict[str, Any], calls: list[dict[str, Any]]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
@@ -74,8 +75,8 @@ def _show(url: str, health: dict[str, Any], calls: list[dict[str, Any]]) -> None
             call["state"],
             f"{call['age']:.1f}",
             child,
-            call["scope"] or "",
-            call["fn"],
+            escape(call["scope"] or ""),
+            escape(call["fn"]),
             str(call["reports"]),
         )
     console.print(table)

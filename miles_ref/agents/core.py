@@ -74,9 +74,12 @@ class Answer(NamedTuple):
 
 
 class PollReply(NamedTuple):
-    """What a poll gets: reports from `after` on as JSON texts, the index of the next one, the outcome if all are in."""
+    """What a poll gets: reports from `after` on as JSON texts, the index of the next one, the outcome if all are in.
 
-    state: State
+    `state` has its public name, as in every other answer.
+    """
+
+    state: str
     reports: list[bytes]
     next: int
     outcome: bytes | None
@@ -438,7 +441,7 @@ class WorkerCore:
     def _reply(self, entry: Entry, after: int, page: list[bytes]) -> PollReply:
         end = after + len(page)
         complete = end == entry.log().count and entry.call.state not in LIVE
-        return PollReply(entry.call.state, page, end, entry.call.outcome if complete else None)
+        return PollReply(_public(entry.call.state), page, end, entry.call.outcome if complete else None)
 
     def _make_room(self) -> bool:
         """See that one more id has room, by forgetting what has ended and is not younger than 120 s, oldest first."""

@@ -71,7 +71,19 @@ SECRET_ENDINGS = ("SECRET", "SECRET_KEY", "TOKEN", "PASSWORD", "API_KEY")
 OWN_TOKEN_VARIABLES = ("MILES_REF_WORKER_TOKEN", "MILES_REF_WORKER_TOKEN_FILE")
 """The worker's own: its agents do not get them."""
 
-_URL_CREDENTIALS = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
+_MIN_CONTAINED_TOKEN = 8
+"""Characters of a token from which on a value that contains it holds it: a shorter one stands in values by chance."""
+
+_URL_CREDENTIALS = re.compile(
+    r"""
+    (?<=[a-z0-9+.-])://(
+        [^/?\#\s:]*:[^/?\#\s]+@                                # user:secret@
+      | [^/?\#\s:@\[]*:(?!\d{1,5}(?:[/?\#\s",;]|$))[^\s"]*@  # the same, / ? or # in the secret; but not host:port/
+    )
+    | (?:(?<=http)|(?<=https))://[^/?\#\s]+@                    # https://token@
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
 _KEY_VARIABLES = frozenset(name for p in PROVIDER_CREDENTIALS.values() for name in p.key_env_vars)
 
 
@@ -90,7 +102,11 @@ def never_sent(name: str) -> bool:
 
 
 def has_url_credentials(value: str) -> bool:
-    """Whether the value holds a URL with credentials, as https://user:secret@host; a user alone may be a token too."""
+    """Whether the value holds a URL with credentials, as https://user:secret@host.
+
+    A secret may hold the / ? or # that it should have escaped. A user alone is no secret (ssh://git@host), but in http
+    and https it is a token (https://token@host).
+    """
     return _URL_CREDENTIALS.search(value) is not None
 
 
@@ -133,7 +149,8 @@ def child_environment(
     """The environment of a call's process: the host's, then the call's variables (agents.md, The child process).
 
     For names in `keep` the host's value, or its absence, wins. With `clean` only the host's variables in `passed` are
-    taken. The host's own token variables, and any variable that holds `own_token`, are left out.
+    taken. The host's own token variables, and any variable that holds `own_token`, are left out: one whose value is the
+    token, or contains it if it has 8 characters or more.
     """
     passed_names = frozenset(passed)
     kept_names = frozenset(keep)
@@ -142,9 +159,15 @@ def child_environment(
         for name, value in host.items()
         if (not clean or name in passed_names)
         and name not in OWN_TOKEN_VARIABLES
-        and not (own_token and own_token in value)
+        and not _holds_token(value, own_token)
     }
     return base | {name: value for name, value in call.items() if name not in kept_names}
+
+
+def _holds_token(value: str, token: str | None) -> bool:
+    if not token:
+        return False
+    return value == token or (len(token) >= _MIN_CONTAINED_TOKEN and token in value)
 
 
 def provision_provider(

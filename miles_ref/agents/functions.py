@@ -10,7 +10,8 @@ from typing import Any
 
 from miles_ref.errors import UsageError
 
-FUNCTION = re.compile(r"(?!\d)\w+(\.(?!\d)\w+)*:(?!\d)\w+(\.(?!\d)\w+)*")
+FUNCTION = re.compile(r"[^:]+:[^:]+")
+"""The form of a name. Whether there is such a function is for the import to say: it finds `my-agents:run`, for one."""
 
 
 def function_path(fn: str | Callable[..., Any]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import NoneType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 # --- where the child process runs ------------------------------------------------------------------------------------
@@ -247,8 +248,36 @@ ORPHANABLE = frozenset({State.IMPORTING, State.RUNNING})
 
 
 def json_text(value: Any) -> bytes:
-    """Compact ASCII JSON text of a value that is known to be JSON."""
-    return json.dumps(value, separators=(",", ":")).encode("ascii")
+    """Compact ASCII JSON text of a value that should be JSON. Raises TypeError or ValueError if it is not."""
+    try:
+        return json.dumps(value, separators=(",", ":")).encode("ascii")
+    except RecursionError:
+        raise ValueError("not JSON: nested too deeply to be written") from None
+
+
+OUTCOME_MEMBERS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "ok": {"value": object},
+    "error": {"phase": str, "type": str, "message": str, "traceback": str},
+    "infra_abort": {"reason": str, "exit_status": (int, NoneType)},
+    "cancelled": {"by": str, "exit_status": (int, NoneType)},
+}
+"""What each kind of outcome holds beside `kind`."""
+
+
+def outcome_fault(outcome: Any) -> str | None:
+    """What is wrong with the form of an outcome (agents.md, Outcomes), or None. Says no values of the agent's."""
+    if not isinstance(outcome, dict):
+        return f"it must be an object, not {type(outcome).__name__}"
+    kind = outcome.get("kind")
+    members = OUTCOME_MEMBERS.get(kind) if isinstance(kind, str) else None
+    if members is None:
+        return f"its kind must be one of {', '.join(OUTCOME_MEMBERS)}, not {kind!r}"
+    for name, types in members.items():
+        if name not in outcome:
+            return f"an outcome {kind} must have {name}"
+        if not isinstance(outcome[name], types):
+            return f"{name} of an outcome {kind} must not be {type(outcome[name]).__name__}"
+    return None
 
 
 class Call:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -56,13 +57,29 @@ def parse_submission(body: bytes, allow_functions: tuple[str, ...] = ()) -> Orde
     if scope == "":
         _refuse("scope must not be an empty string; null is no scope")
     boot_id = _field(fields, "boot_id", str, default=None)
-    return Order(Submission(call_id, fn, scope, content_digest(fn, kwargs, env, scope), boot_id), kwargs, env)
+    try:
+        digest = content_digest(fn, kwargs, env, scope)
+    except RecursionError:
+        _refuse("kwargs: nested too deeply to be compared")
+    return Order(Submission(call_id, fn, scope, digest, boot_id), kwargs, env)
 
 
 def content_digest(fn: str, kwargs: Mapping[str, Any], env: Mapping[str, str], scope: str | None) -> bytes:
-    """Hash of a call's canonical JSON: the same content gives the same bytes."""
+    """Hash of a call's canonical JSON: the same content gives the same bytes. Raises RecursionError."""
     content = {"fn": fn, "kwargs": kwargs, "env": env, "scope": scope}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).digest()
+    canonical = json.loads(json.dumps(content), parse_int=_canonical_number, parse_float=_canonical_number)
+    return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).digest()
+
+
+def _canonical_number(text: str) -> float | int:
+    """The number, however it is spelled: 1, 1.0 and 1e0 are one (RFC 8785, 3.2.2.3).
+
+    An integer that no double equals stays one: rounded, it would be the same as its neighbours.
+    """
+    number = float(text) + 0.0  # 0.0 for -0.0 too
+    if text.lstrip("-").isdigit() and (math.isinf(number) or int(text) != number):
+        return int(text)
+    return number
 
 
 def function_allowed(fn: str, patterns: Iterable[str]) -> bool:

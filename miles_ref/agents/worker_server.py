@@ -114,7 +114,10 @@ class WorkerServer:
     async def _parse(self, body: bytes) -> tuple[Order, bytes]:
         def parse() -> tuple[Order, bytes]:
             order = parse_submission(body, self._settings.allow_functions)
-            return order, request_frame(order.submission.fn, order.kwargs)
+            try:
+                return order, request_frame(order.submission.fn, order.kwargs)
+            except ValueError as exc:
+                raise RefusedForm(error(400, "form", f"kwargs: {exc}")) from None
 
         return parse() if len(body) <= THREAD_PARSE_BYTES else await asyncio.to_thread(parse)
 
@@ -248,7 +251,7 @@ class WorkerServer:
             return
         self._children[call_id] = child
         self.core.spawned(call_id, child.pid)
-        logger.info("call %s: %s runs as process %d", call_id, order.submission.fn, child.pid)
+        logger.info("call %s: %a runs as process %d", call_id, order.submission.fn, child.pid)
 
     def started(self, call_id: str) -> None:
         """The call's child has imported its function."""
@@ -326,8 +329,8 @@ class WorkerServer:
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         token = self._settings.token
         if token is not None and request.path != "/health":
-            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, b"Bearer " + token.encode()):
+            given = request.headers.get("Authorization", "")
+            if not presents_token(given, token):
                 return self._json(error(401, "token", "this worker wants its token: Authorization: Bearer ..."))
         return await handler(request)
 
@@ -354,6 +357,13 @@ class _CallListener:
         self._server.gone(self._call_id, exit_status)
 
 
+def presents_token(authorization: str, token: str) -> bool:
+    """Whether the header Authorization presents the token. The scheme's case does not count (RFC 9110, 11.1)."""
+    scheme, _, given = authorization.partition(" ")
+    presented = given.strip(" ").encode("utf-8", "surrogateescape")
+    return scheme.lower() == "bearer" and hmac.compare_digest(presented, token.encode())
+
+
 def poll_query(query: Any) -> tuple[int, float, bool]:
     """`after`, `wait` in seconds (at most 24) and `cancel` of a poll. Raises ValueError saying what is wrong."""
     after_text = query.get("after", "0")
@@ -374,8 +384,7 @@ def poll_query(query: Any) -> tuple[int, float, bool]:
 
 def poll_body(boot_id: str, reply: PollReply) -> list[bytes]:
     """The JSON text of a poll's reply in pieces; reports and outcome are JSON texts already."""
-    state = "finished" if reply.state.value == "fetched" else reply.state.value
-    pieces = [b'{"boot_id":"%s","state":"%s","reports":[' % (boot_id.encode(), state.encode())]
+    pieces = [b'{"boot_id":"%s","state":"%s","reports":[' % (boot_id.encode(), reply.state.encode())]
     for index, item in enumerate(reply.reports):
         pieces.append(b"," + item if index else item)
     pieces.append(b'],"next":%d,"outcome":' % reply.next)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_ref.agents import report_to_caller
+from miles_ref.agents.framing import Frame, pack
 from miles_ref.testing.agents import grandchild
 
 
@@ -75,6 +76,43 @@ async def leaves_a_task() -> str:
 
 async def registers_at_exit(path: str) -> None:
     atexit.register(Path(path).write_text, "ran")
+
+
+async def returns_deep(levels: int) -> Any:
+    return deep(levels)
+
+
+async def reports_deep(levels: int) -> None:
+    report_to_caller(deep(levels))
+
+
+def deep(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+async def forges(kind: str, text: str, times: int = 1) -> None:
+    """Write a frame of its own to the channel, of which the child's command line tells."""
+    os.write(int(sys.argv[2]), pack(Frame(kind.encode()), text.encode() * times))
+    await asyncio.Event().wait()
+
+
+async def leaves_a_task_that_interrupts() -> str:
+    began = asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise KeyboardInterrupt
+
+    left = asyncio.ensure_future(work())
+    await began.wait()
+    assert not left.done()
+    return "done"
 
 
 async def forks_and_dies() -> None:

@@ -185,10 +185,11 @@ async def test_a_null_scope_matches_nothing_and_is_logged(
     await finish(task)
 
 
+@pytest.mark.parametrize("every_scope", [False, True])
 @pytest.mark.parametrize(("scope", "error"), [("", ValueError), (7, TypeError)])
-async def test_a_scope_that_is_none_is_an_error(scope: Any, error: type[Exception]) -> None:
+async def test_a_scope_that_is_none_is_an_error(scope: Any, error: type[Exception], every_scope: bool) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        await call_agent_abort_hook(scope)
+        await call_agent_abort_hook(scope, every_scope)
     assert [type(one) for one in caught.value.exceptions] == [error]
 
 

@@ -89,6 +89,9 @@ async def test_an_on_report_that_raises_is_logged_and_the_call_goes_on(caplog: p
         ("returns_nan", {}, "result", "ValueError", "JSON compliant"),
         ("returns_odd_keys", {}, "result", "TypeError", "the key 1"),
         ("reports_nan", {}, "run", "ValueError", "JSON compliant"),
+        ("returns_deep", {"levels": 201}, "result", "ValueError", "more than 200 levels"),
+        ("returns_deep", {"levels": 100_000}, "result", "ValueError", "more than 200 levels"),
+        ("reports_deep", {"levels": 201}, "run", "ValueError", "more than 200 levels"),
     ],
 )
 async def test_the_agent_s_own_errors(agent: str, kwargs: dict[str, Any], phase: str, type: str, mentions: str) -> None:
@@ -107,6 +110,84 @@ async def test_a_module_that_is_not_there_is_an_import_error() -> None:
     with pytest.raises(AgentFunctionError, match="no_such_module") as caught:
         await call_agent_function("no_such_module:run", mode="subproc")
     assert caught.value.phase == "import"
+
+
+RAISES = """
+import asyncio, os
+from miles_ref.agents import InfraAbort
+class Skipped(BaseException):
+    def __str__(self):
+        raise self
+class Meta(type):
+    def __getattr__(cls, name):
+        {run}
+class Class(metaclass=Meta):
+    pass
+async def run():
+    {run}
+{at_import}
+"""
+
+
+@pytest.mark.parametrize("where", ["at_import", "Class.attribute", "run"])
+@pytest.mark.parametrize(
+    ("statement", "ends"),
+    [
+        ("raise Skipped", "Skipped"),
+        ("raise asyncio.CancelledError", "CancelledError"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("raise ValueError", "ValueError"),
+        ("raise SystemExit(5)", ("ChildExited", 5)),
+        ("raise SystemExit", ("ChildExited", 0)),
+        ("os._exit(6)", ("ChildExited", 6)),
+        ("raise InfraAbort('SandboxLost', 7)", ("SandboxLost", 7)),
+    ],
+)
+async def test_what_ends_the_import_and_what_ends_the_coroutine_are_told_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, statement: str, ends: str | tuple[str, int]
+) -> None:
+    source = RAISES.format(run=statement, at_import=statement if where == "at_import" else "")
+    (tmp_path / "agent_that_raises.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "run" if where == "at_import" else where
+    with pytest.raises((AgentFunctionError, InfraAbort)) as caught:
+        await call_agent_function(f"agent_that_raises:{name}", mode="subproc")
+    if isinstance(caught.value, AgentFunctionError):
+        assert (caught.value.phase, caught.value.type) == ("run" if where == "run" else "import", ends)
+    else:
+        assert (caught.value.reason, caught.value.exit_status) == ends
+
+
+async def test_values_and_reports_as_deep_as_the_limit_arrive() -> None:
+    reports = Reports()
+    assert await call_agent_function(ODD + "returns_deep", mode="subproc", kwargs={"levels": 200}) == odd.deep(200)
+    await call_agent_function(ODD + "reports_deep", mode="subproc", kwargs={"levels": 200}, on_report=reports.append)
+    assert reports == [odd.deep(200)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "times"),
+    [
+        *(("R", "{", 1), ("R", "[", 5000), ("O", "{", 1), ("O", "[", 5000), ("O", '"text"', 1)),
+        *(("O", '{"kind": "done"}', 1), ("O", '{"kind": "infra_abort", "reason": "X"}', 1)),
+    ],
+)
+async def test_a_frame_that_cannot_be_read_ends_the_child(kind: str, text: str, times: int) -> None:
+    with pytest.raises(InfraAbort) as caught:
+        await call_agent_function(ODD + "forges", mode="subproc", kwargs={"kind": kind, "text": text, "times": times})
+    assert (caught.value.reason, caught.value.exit_status) == ("ChildExited", -9)
+
+
+async def test_a_task_left_behind_cannot_take_the_value_away() -> None:
+    assert await call_agent_function(ODD + "leaves_a_task_that_interrupts", mode="subproc") == "done"
+
+
+async def test_arguments_that_cannot_be_written_are_a_value_error() -> None:
+    for mode in ("subproc", "worker"):
+        settings = AgentSettings(worker_urls=("http://127.0.0.1:9",))
+        with pytest.raises(ValueError, match="nested too deeply"):
+            await call_agent_function(AGENTS + "echo", mode=mode, kwargs={"x": odd.deep(100_000)}, settings=settings)
 
 
 async def test_infra_abort_of_the_agent() -> None:
@@ -345,7 +426,7 @@ async def test_the_call_s_own_python_path_comes_first(tmp_path: Path, monkeypatc
     assert await call_agent_function("agent_of_two:run", mode="subproc", env=env) == "call"
 
 
-@pytest.mark.parametrize("fn", ["module", "a b:c", "module:", lambda: None, int("3").__class__])
+@pytest.mark.parametrize("fn", ["module", "a:b:c", "module:", ":function", lambda: None, int("3").__class__])
 async def test_a_function_that_no_other_process_finds(fn: Any) -> None:
     if fn is int:
         with pytest.raises(AgentFunctionError):

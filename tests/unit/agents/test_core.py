@@ -189,6 +189,27 @@ def test_the_grace_ends_by_sigkill() -> None:
     assert worker.state() == "cancelling"
 
 
+def test_a_state_has_one_name_in_every_answer() -> None:
+    worker = Worker(cancel_grace=10)
+    worker.running()
+    worker.core.reported("a", b"1")
+
+    def names() -> set[str]:
+        polled = worker.core.poll("a", 0)
+        assert polled is not None
+        names = {worker.state() or "", polled.state, worker.core.empty_poll("a", 0).state}
+        return names | {worker.core.delete("a").body["state"]}
+
+    worker.core.delete("a")
+    assert names() == {"cancelling"}
+    worker.later(10)
+    assert names() == {"cancelling"}
+    worker.core.gone("a", -9)
+    assert names() == {"finished"}
+    worker.core.fetched("a")
+    assert names() == {"finished"}
+
+
 def test_delete_of_an_unknown_call_leaves_a_tombstone_for_its_time() -> None:
     worker = Worker(tombstone_ttl=50)
     assert worker.core.delete("a") == Answer(202, {"state": "tombstone"})

@@ -60,7 +60,25 @@ def test_patterns_replace_the_defaults_and_case_counts() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["https://user:secret@host/x", "postgres://u:s@db:5432/x", "HTTP://u:s@h", "https://token@host", " ftp://a:b@c "],
+    [
+        *(
+            "https://user:secret@host/x",
+            "postgres://u:s@db:5432/x",
+            "HTTP://u:s@h",
+            "https://token@host",
+            " ftp://a:b@c ",
+        ),
+        *("redis://:secret@host", "ssh://git:secret@host", "see https://user:secret@host"),
+        # What should have been escaped, and what looks like a port but is too long for one.
+        *(
+            "https://u:secret/w@h",
+            "https://u:/secret@h",
+            "ftp://u:a?secret@h",
+            "https://u:#secret@h",
+            "x://u:12secret/@h",
+        ),
+        *("postgres://u:123456/secret@h",),
+    ],
 )
 def test_a_url_with_credentials_stays_and_a_warning_names_its_variable(value: str) -> None:
     chosen = travelling_environment({"AGENT_URL": value, "AGENT_OK": "x"})
@@ -71,7 +89,15 @@ def test_a_url_with_credentials_stays_and_a_warning_names_its_variable(value: st
     assert value.strip() not in chosen.warnings[0]
 
 
-@pytest.mark.parametrize("value", ["https://host/a@b", "docker://registry/image@sha256:12", "user@host", "a:b@c", ""])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("https://host/a@b", "docker://registry/image@sha256:12", "user@host", "a:b@c", "", "://", "https://host:80"),
+        *("ssh://git@host/x", "ssh://git@host:22/x@y", "git+ssh://git@host:org/repo@v1", "ftp://anonymous@host"),
+        *("http://registry:5000/image@sha256:12", "http://[::1]:8080/a@b", '{"url": "http://h:80", "mail": "a@b"}'),
+        *("http://a:80,http://b:81/x@y", "https://host/?next=a:b@c"),
+    ],
+)
 def test_other_values_have_no_credentials(value: str) -> None:
     assert not has_url_credentials(value)
 
@@ -97,9 +123,19 @@ def test_a_clean_environment_starts_from_the_passed_names_alone() -> None:
 
 
 def test_a_worker_s_own_token_stays_its_own() -> None:
-    host = {"MILES_REF_WORKER_TOKEN": "t0ken", "MILES_REF_WORKER_TOKEN_FILE": "/f", "HEADER": "Bearer t0ken", "A": "1"}
-    assert child_environment(host, {}, own_token="t0ken") == {"A": "1"}
-    assert child_environment(host, {}, clean=True, passed=list(host), own_token="t0ken") == {"A": "1"}
+    own = {"MILES_REF_WORKER_TOKEN": "x", "MILES_REF_WORKER_TOKEN_FILE": "/f"}
+    host = own | {"SAME": "t0kent0k", "HEADER": "Bearer t0kent0k", "A": "t0kent0"}
+    assert child_environment(host, {}, own_token="t0kent0k") == {"A": "t0kent0"}
+    assert child_environment(host, {}, clean=True, passed=list(host), own_token="t0kent0k") == {"A": "t0kent0"}
+    assert child_environment({"SAME": "t", "PATH": "/bin:/opt/bin", "HOME": "/root"}, {}, own_token="t") == {
+        "PATH": "/bin:/opt/bin",
+        "HOME": "/root",
+    }
+    assert child_environment({"HEADER": "Bearer t0kent0"}, {}, own_token="t0kent0") == {"HEADER": "Bearer t0kent0"}
+
+
+def test_without_a_token_every_variable_stays() -> None:
+    assert child_environment({"EMPTY": "", "A": "1"}, {}, own_token=None) == {"EMPTY": "", "A": "1"}
 
 
 def provision(provider: str, remote: bool = False, env: dict[str, str] | None = None, **found: Any) -> dict[str, str]:

@@ -24,6 +24,7 @@ from miles_ref.agents.machine import (
     Machine,
     State,
     mermaid,
+    outcome_fault,
 )
 
 DOCS = Path(__file__).parents[3] / "docs" / "agent-calls.md"
@@ -214,3 +215,41 @@ def test_the_diagrams_in_the_docs_are_the_tables(name: str, table: Any) -> None:
     block = re.search(rf"<!-- {name} table -->\n```mermaid\n(.*?)```\n<!-- end -->", DOCS.read_text(), re.DOTALL)
     assert block is not None
     assert block[1] == mermaid(table), "docs/agent-calls.md is stale: paste mermaid(table)"
+
+
+ERROR = {"kind": "error", "phase": "run", "type": "ValueError", "message": "", "traceback": ""}
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        {"kind": "ok", "value": None},
+        ERROR,
+        {"kind": "infra_abort", "reason": "ChildExited", "exit_status": -9},
+        {"kind": "infra_abort", "reason": "ChildExited", "exit_status": None},
+        {"kind": "cancelled", "by": "orphan", "exit_status": -15, "more": "of a later version"},
+    ],
+)
+def test_outcomes_of_the_contract_s_form(outcome: Any) -> None:
+    assert outcome_fault(outcome) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "mentions"),
+    [
+        ("ok", "an object, not str"),
+        ([], "an object, not list"),
+        ({}, "kind must be one of"),
+        ({"kind": "done"}, "not 'done'"),
+        ({"kind": ["ok"]}, "kind must be one of"),
+        ({"kind": "ok"}, "ok must have value"),
+        *(({key: value for key, value in ERROR.items() if key != name}, name) for name in ERROR),
+        (ERROR | {"message": None}, "message of an outcome error must not be NoneType"),
+        ({"kind": "infra_abort", "reason": "X"}, "infra_abort must have exit_status"),
+        ({"kind": "infra_abort", "exit_status": 1}, "infra_abort must have reason"),
+        ({"kind": "infra_abort", "reason": "X", "exit_status": "1"}, "exit_status of an outcome infra_abort"),
+        ({"kind": "cancelled", "by": "caller"}, "cancelled must have exit_status"),
+    ],
+)
+def test_what_is_wrong_with_an_outcome_is_said(outcome: Any, mentions: str) -> None:
+    assert mentions in (outcome_fault(outcome) or "")

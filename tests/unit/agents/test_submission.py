@@ -43,6 +43,46 @@ def test_the_order_of_keys_is_not_content() -> None:
     assert content_digest("m:f", {"a": 1, "b": 2}, {}, None) == content_digest("m:f", {"b": 2, "a": 1}, {}, None)
 
 
+def digest_of(number: str) -> bytes:
+    raw = body(kwargs={"x": ["NUMBER"]}).replace(b'"NUMBER"', number.encode())
+    return parse_submission(raw).submission.digest
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ["1", "1.0", "1e0", "10e-1"],
+        ["0", "-0", "0.0", "-0.0", "1e-999"],
+        ["0.1", "1e-1", "0.10"],
+        ["100000000000000000000", "1e20", "1E+20"],
+        ["9007199254740992", "9007199254740992.0"],
+    ],
+)
+def test_the_spelling_of_a_number_is_not_content(spellings: list[str]) -> None:
+    assert len({digest_of(spelling) for spelling in spellings}) == 1
+
+
+def test_other_numbers_are_other_content_beyond_doubles_too() -> None:
+    beyond = ["9007199254740992", "9007199254740993", "9007199254740994", str(10**400), str(10**400 + 1), "1e400"]
+    others = ["1", "true", '"1"', "1.5", "null", "-1", "0", "false", *beyond]
+    assert len({digest_of(other) for other in others}) == len(others)
+
+
+def test_arguments_too_deep_for_this_worker_are_400() -> None:
+    deep = body(kwargs={"x": "DEEP"}).replace(b'"DEEP"', b"[" * 900 + b"]" * 900)
+    assert refused_or_taken(deep) in (None, (400, "form"))
+    deeper = body(kwargs={"x": "DEEP"}).replace(b'"DEEP"', b"[" * 5000 + b"]" * 5000)
+    assert refused_or_taken(deeper) == (400, "form")
+
+
+def refused_or_taken(raw: bytes) -> tuple[int, str] | None:
+    try:
+        parse_submission(raw)
+    except RefusedForm as refusal:
+        return refusal.answer.status, refusal.answer.body["code"]
+    return None
+
+
 @pytest.mark.parametrize(
     ("raw", "mentions"),
     [
@@ -66,7 +106,9 @@ def test_the_order_of_keys_is_not_content() -> None:
         (body(fn="module"), "module:qualname"),
         (body(fn="module:"), "module:qualname"),
         (body(fn="a:b:c"), "module:qualname"),
-        (body(fn="a/b:c"), "module:qualname"),
+        (body(fn=":function"), "module:qualname"),
+        (body(fn=":"), "module:qualname"),
+        (body(fn=""), "module:qualname"),
         (body(fn=["a:b"]), "fn must be a string"),
         (body(kwargs=[]), "kwargs must be an object"),
         (body(kwargs=None), "kwargs is missing"),
@@ -86,6 +128,19 @@ def test_what_is_malformed_is_400(raw: bytes, mentions: str) -> None:
     status, code, message = refused(raw)
     assert (status, code) == (400, "form")
     assert mentions in message
+
+
+@pytest.mark.parametrize(
+    "fn", ["no-module:f", "1m:f", "m:f.<locals>.g", "a b:c", "a/b:c", ".m:f", "m:f..g", "m\n:\ud800"]
+)
+def test_whether_a_name_names_something_is_not_looked_at(fn: str) -> None:
+    assert parse_submission(body(fn=fn)).submission.fn == fn
+
+
+@pytest.mark.parametrize("fn", ["evil:x:pkg.module:run", "evil.pkg.module:run", "pkg.module", "pkg.modules:run"])
+def test_no_name_passes_for_an_allowed_one(fn: str) -> None:
+    assert refused(body(fn=fn), "pkg.module:*")[0] == 403
+    assert refused(body(fn="evil:x:run"), "*:run")[0] == 400
 
 
 def test_errors_name_variables_and_hold_no_values() -> None:
