@@ -33,14 +33,16 @@ async def call_agent_function(
 ) -> Any:
     """Call an agent function and return its value (agents.md).
 
-    - `fn`: `module:qualname`, or the function itself. `kwargs`: its keyword arguments; JSON unless mode is inline.
+    - `fn`: `module:qualname`, or the function itself. `kwargs`: its keyword arguments; JSON unless mode is inline, else
+      TypeError or ValueError.
     - `mode`: inline, subproc or worker. `on_report(item)`: called on this event loop, once for each report, in order.
     - `scope`: the abort scope of a worker call, the router's `ip:port`; None belongs to none.
     - `env`: variables for the call's process, over those that the rules choose; not with mode inline.
 
     Raises the agent's own exception (inline) or AgentFunctionError (subproc, worker) for an agent's error; InfraAbort
     if the infrastructure failed or the call was aborted; WorkerRefusedError and UsageError for a configuration that
-    cannot work; CancelledError, after the agent's cleanup, if the calling task is cancelled.
+    cannot work; WorkerReplyError for a worker that answers otherwise than it must; CancelledError, after the agent's
+    cleanup, if the calling task is cancelled.
     """
     settings = settings or AgentSettings()
     arguments = dict(kwargs or {})
@@ -64,8 +66,10 @@ def settle(outcome: Mapping[str, Any]) -> Any:
             raise AgentFunctionError(outcome["phase"], outcome["type"], outcome["message"], outcome["traceback"])
         case "infra_abort":
             raise InfraAbort(outcome["reason"], outcome["exit_status"])
-        case _:
-            raise InfraAbort("WorkerCancelled", outcome.get("exit_status"))
+        case "cancelled":
+            raise InfraAbort("WorkerCancelled", outcome["exit_status"])
+        case kind:
+            raise ValueError(f"there is no outcome of kind {kind!r}")
 
 
 async def _inline(

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from miles_ref.agents.api import InfraAbort, WorkerRefusedError
+from miles_ref.agents.api import InfraAbort, WorkerRefusedError, WorkerReplyError
 from miles_ref.agents.http_client import Reply, Unanswered, WorkerClient
-from miles_ref.agents.machine import CALLER_TABLE, CallerEvent, CallerState, End, Machine, json_text
+from miles_ref.agents.machine import CALLER_TABLE, CallerEvent, CallerState, End, Machine, json_text, outcome_fault
 from miles_ref.agents.settings import AgentSettings
 
 logger = logging.getLogger("miles_ref.agents")
@@ -89,9 +89,9 @@ class WorkerCall:
     async def run(self) -> dict[str, Any]:
         """Make the call; return its outcome (agents.md, Outcomes), once all reports were given to `on_report`.
 
-        Raises InfraAbort (WorkerUnreachable, WorkerLost, WorkerCancelled) and WorkerRefusedError. If the task that runs
-        this is cancelled, the call is cancelled too, and CancelledError is raised once the reports of its cleanup are
-        in, at most after the worker's grace; a second cancellation does not wait.
+        Raises InfraAbort (WorkerUnreachable, WorkerLost, WorkerCancelled), WorkerRefusedError and WorkerReplyError. If
+        the task that runs this is cancelled, the call is cancelled too, and CancelledError is raised once the reports
+        of its cleanup are in, at most after the worker's grace; a second cancellation does not wait.
         """
         IN_FLIGHT[id(self)] = self
         try:
@@ -151,10 +151,12 @@ class WorkerCall:
             except Unanswered:
                 pass
             else:
-                if reply.status < 500:
+                if _is_answer(reply):
                     if is_current:
                         self._answered_at = self._loop.time()
                     return
+                if reply.status == 429:
+                    pause = max(pause, self._retry_after(reply))
             await asyncio.sleep(min(pause, left))
             if is_current and self._machine.state is CallerState.ENDED:
                 return
@@ -215,16 +217,19 @@ class WorkerCall:
 
     async def _try_place(self, client: WorkerClient, url: str, body_tail: bytes) -> float | None:
         """Submit to one worker until it is sure what became of it. Returns what Retry-After asks for, if it is full."""
-        boot_id = await self._boot_id(client, url)
-        if boot_id is None:
+        health = await self._health(client, url)
+        if health is None:
             return None
+        if health.status == 429:
+            return self._retry_after(health)
+        boot_id = health.boot_id
         attempt = Attempt(url, secrets.token_urlsafe(16), boot_id)
         head = json_text({"call_id": attempt.call_id, "boot_id": boot_id})[:-1]
         self._attempts.append(attempt)
         while True:
             reply = await self._submit(client, attempt, head + b"," + body_tail)
             full = reply is not None and reply.status == 429
-            retry_after = _retry_after(reply) if reply is not None and full else None
+            retry_after = self._retry_after(reply) if reply is not None and full else None
             if self._machine.state is not CallerState.UNSURE:
                 return retry_after
             if retry_after is not None:
@@ -233,8 +238,8 @@ class WorkerCall:
                 await self._check_window(client)
                 await self._rest()
 
-    async def _boot_id(self, client: WorkerClient, url: str) -> str | None:
-        """GET /health: the boot id, or None if the worker takes no calls now."""
+    async def _health(self, client: WorkerClient, url: str) -> Reply | None:
+        """GET /health: its 200 or 429, or None if the worker takes no calls now."""
         try:
             reply = await self._unless_aborted(
                 client.ask("GET", f"{url}/health", silence=self._settings.request_timeout, first_byte=self._left())
@@ -242,7 +247,10 @@ class WorkerCall:
         except Unanswered:
             self._apply(CallerEvent.NO_ANSWER)
             return None
-        if reply.status >= 500 or reply.body.get("draining"):
+        if reply.status == 429:
+            self._note_answer(reply)
+            return reply
+        if not _is_answer(reply) or reply.body.get("draining"):
             self._apply(CallerEvent.NOT_ADMITTED)
             return None
         if reply.status != 200:
@@ -258,7 +266,7 @@ class WorkerCall:
                 orphan_timeout,
                 self._settings.window,
             )
-        return reply.boot_id
+        return reply
 
     async def _submit(self, client: WorkerClient, attempt: Attempt, body: bytes) -> Reply | None:
         """Send the submit once, and move by what is proved. None without an answer."""
@@ -305,7 +313,11 @@ class WorkerCall:
         url = f"{attempt.path}?after={self._received}&wait={wait:g}{'&cancel=1' if closing else ''}"
         request = client.ask("GET", url, silence=wait + self._settings.poll_margin, first_byte=self._left())
         reply = await (request if closing else self._unless_aborted(request))
-        if reply.status >= 500:
+        if reply.status == 429 and reply.boot_id == attempt.boot_id:
+            self._note_answer(reply)
+            await self._sleep(self._retry_after(reply))
+            return None
+        if reply.status != 429 and not _is_answer(reply):
             raise Unanswered(f"status {reply.status}", sent=True)
         self._note_answer(reply)
         if reply.status != 200 or reply.boot_id != attempt.boot_id:
@@ -324,6 +336,9 @@ class WorkerCall:
         if outcome is None:
             return None
         self._apply(CallerEvent.OUTCOME)
+        fault = outcome_fault(outcome)
+        if fault is not None:
+            raise WorkerReplyError(f"the worker {self.url} gave an outcome that is none: {fault}", url=self.url or "")
         return dict(outcome)
 
     # --- small steps -------------------------------------------------------------------------------------------------
@@ -343,9 +358,9 @@ class WorkerCall:
                 raise InfraAbort(end.value)
 
     def _note_answer(self, reply: Reply) -> None:
-        if reply.status < 500:
+        if _is_answer(reply) or reply.status == 429:
             # The time that a full worker asks for is not the window's.
-            asked = _retry_after(reply) if reply.status == 429 else 0.0
+            asked = self._retry_after(reply) if reply.status == 429 else 0.0
             self._answered_at = max(self._answered_at, self._loop.time() + asked)
             self._pause = self._settings.first_pause
 
@@ -374,10 +389,18 @@ class WorkerCall:
     async def _rest(self, at_most: float = math.inf) -> None:
         """Pause before a repeat, twice as long each time, but `at_most` so many seconds."""
         pause, self._pause = min(self._pause, at_most), min(2 * self._pause, self._settings.longest_pause)
+        await self._sleep(pause)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep; a call that is not closing yet stops when it is aborted, by _Aborted."""
         if self._machine.state is CallerState.CLOSING:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(seconds)
         else:
-            await self._unless_aborted(asyncio.sleep(pause))
+            await self._unless_aborted(asyncio.sleep(seconds))
+
+    def _retry_after(self, reply: Reply) -> float:
+        asked = _DEFAULT_RETRY_AFTER if reply.retry_after is None else reply.retry_after
+        return max(asked, self._settings.first_pause)
 
     async def _unless_aborted(self, action: Awaitable[T]) -> T:
         """Await `action`, but close it and raise _Aborted as soon as the call is aborted."""
@@ -409,6 +432,11 @@ def _consume(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
+def _is_answer(reply: Reply) -> bool:
+    """Whether a reply says something of the call. 408 is a slow connection; 429 and 5xx ask for a repeat."""
+    return reply.status < 500 and reply.status not in (408, 429)
+
+
 def _submit_event(reply: Reply, attempt: Attempt) -> CallerEvent:
     if reply.boot_id != attempt.boot_id or reply.status == 412:
         return CallerEvent.REBOOTED
@@ -416,7 +444,7 @@ def _submit_event(reply: Reply, attempt: Attempt) -> CallerEvent:
         return CallerEvent.ACCEPTED
     if reply.status in (429, 503):
         return CallerEvent.NOT_ADMITTED
-    if reply.status >= 500:
+    if not _is_answer(reply):
         return CallerEvent.NO_ANSWER
     if reply.status == 410:
         return {"tombstone": CallerEvent.TOMBSTONED, "cancelled": CallerEvent.CANCELLED}.get(
@@ -435,9 +463,11 @@ def _poll_event(reply: Reply, attempt: Attempt) -> CallerEvent:
     return CallerEvent.MISCONFIGURED
 
 
-def _retry_after(reply: Reply) -> float:
-    return _DEFAULT_RETRY_AFTER if reply.retry_after is None else reply.retry_after
-
-
 def _number(value: Any, default: float) -> float:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return default
+    try:
+        number = float(value)
+    except OverflowError:
+        return default
+    return number if math.isfinite(number) and number >= 0 else default

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any, NamedTuple
 
 import aiohttp
 
 THREAD_PARSE_BYTES = 256 << 10
 """Replies over this size are parsed in a thread, so that other calls of the process go on."""
+
+
+MAX_RETRY_AFTER = 60.0
+"""Seconds after which a worker is asked again, whatever longer time it asked for."""
 
 
 class Reply(NamedTuple):
@@ -84,15 +89,17 @@ class WorkerClient:
 async def _parse(status: int, raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw) if len(raw) <= THREAD_PARSE_BYTES else await asyncio.to_thread(json.loads, raw)
-    except ValueError as exc:
-        raise Unanswered(f"a reply {status} that is not JSON is not a worker's", sent=True) from exc
+    except (ValueError, RecursionError) as exc:
+        raise Unanswered(f"a reply {status} that cannot be read as JSON is not a worker's", sent=True) from exc
     if not isinstance(body, dict) or not isinstance(body.get("boot_id"), str):
         raise Unanswered(f"a reply {status} without a boot_id is not a worker's", sent=True)
     return body
 
 
 def _seconds(text: str | None) -> float | None:
+    """What Retry-After asks for, at most MAX_RETRY_AFTER; None for what is no number of seconds."""
     try:
-        return max(0.0, float(text)) if text is not None else None
+        seconds = float(text) if text is not None else -1.0
     except ValueError:
         return None
+    return min(seconds, MAX_RETRY_AFTER) if math.isfinite(seconds) and seconds >= 0 else None

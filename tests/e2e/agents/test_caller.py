@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from miles_ref.agents import AgentSettings, InfraAbort, WorkerRefusedError, call_agent_function
+from miles_ref.agents import AgentSettings, InfraAbort, WorkerRefusedError, WorkerReplyError, call_agent_function
 from miles_ref.agents.client import IN_FLIGHT
 from miles_ref.errors import UsageError
 from miles_ref.process import ReadyProcess
@@ -533,6 +533,108 @@ async def test_an_orphan_timeout_within_the_window_is_warned_of_once(caplog: pyt
         for _ in range(2):
             await call("echo", settings(process.url))
     assert caplog.text.count("--orphan-timeout") == 1
+
+
+# --- a worker that answers otherwise than it must ---------------------------------------------------------------------
+
+
+def as_the_worker(proxy: Proxy, status: int, retry_after: str | None = None) -> Act:
+    """An answer with the worker's boot id that the worker would not give."""
+
+    async def act(forward: Forward) -> Answer:
+        first = proxy.answered[0][1] if proxy.answered else await forward()
+        body = {"boot_id": json.loads(first.body)["boot_id"], "code": "odd", "error": "odd"}
+        headers = {} if retry_after is None else {"Retry-After": retry_after}
+        return Answer(status, headers, json.dumps(body).encode())
+
+    return act
+
+
+@pytest.mark.parametrize("retry_after", [None, "0", "nan", "-7"])
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+@pytest.mark.parametrize(("method", "part"), [("GET", "/health"), ("GET", "/calls/")])
+async def test_what_asks_for_a_repeat_is_repeated(
+    proxy: Proxy, status: int, method: str, part: str, retry_after: str | None
+) -> None:
+    proxy.on(method, part, as_the_worker(proxy, status, retry_after), times=2)
+    reports = Reports()
+    assert await call("report", settings(proxy.url), reports.append, n=5) == {"reported": 5}
+    assert [item["index"] for item in reports] == list(range(5))
+    assert len(submits(proxy)) == 1
+
+
+async def test_a_submit_that_a_time_out_of_the_worker_answers_may_have_been_admitted(proxy: Proxy) -> None:
+    proxy.on("POST", "/calls", as_the_worker(proxy, 408), times=2)
+    assert await call("echo", settings(proxy.url), x=1) == {"x": 1}
+    assert len({body["call_id"] for body in submits(proxy)}) == 1
+
+
+async def test_a_poll_that_is_to_wait_is_outside_the_window(proxy: Proxy) -> None:
+    reports = Reports()
+    running = asyncio.create_task(call("wait", settings(proxy.url, window=0.5), reports.append))
+    await reports.reach(1)
+    proxy.seen.clear()
+    proxy.on("GET", "/calls/", as_the_worker(proxy, 429, "0.8"), times=2)
+    await proxy.saw("GET", "/calls/", count=3)
+    assert not running.done()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert reports == ["started", "cleanup 1", "cleanup 2"]
+
+
+@pytest.mark.parametrize("status", [408, 429])
+async def test_a_delete_that_is_to_wait_is_repeated(proxy: Proxy, status: int) -> None:
+    reports = Reports()
+    running = asyncio.create_task(call("stubborn", settings(proxy.url), reports.append))
+    await reports.reach(1)
+    proxy.on("DELETE", "/calls/", as_the_worker(proxy, status), times=2)
+    running.cancel()
+    await proxy.saw_answer("DELETE", "/calls/")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len([seen for seen in proxy.seen if seen.method == "DELETE"]) == 3
+
+
+ODD_OUTCOMES: dict[str, tuple[Any, str]] = {
+    "text": ("done", "an object, not str"),
+    "unknown kind": ({"kind": "done"}, "not 'done'"),
+    "no exit status": ({"kind": "infra_abort", "reason": "X"}, "must have exit_status"),
+    "no value": ({"kind": "ok"}, "must have value"),
+    "no traceback": ({"kind": "error", "phase": "run", "type": "X", "message": ""}, "must have traceback"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_OUTCOMES)
+async def test_an_outcome_that_is_none_names_the_worker_and_the_fault(proxy: Proxy, odd: str) -> None:
+    outcome, fault = ODD_OUTCOMES[odd]
+
+    async def replaced(forward: Forward) -> Answer:
+        answer = await forward()
+        body = json.loads(answer.body)
+        if body["outcome"] is not None:
+            body["outcome"] = outcome
+        return Answer(answer.status, answer.headers, json.dumps(body).encode())
+
+    proxy.on("GET", "/calls/", replaced)
+    with pytest.raises(WorkerReplyError, match=fault) as caught:
+        await call("echo", settings(proxy.url))
+    assert proxy.url in str(caught.value)
+    assert caught.value.url == proxy.url
+    assert not IN_FLIGHT
+
+
+async def test_a_reply_too_deep_to_be_read_is_one_that_did_not_come(proxy: Proxy) -> None:
+    async def deep(forward: Forward) -> Answer:
+        answer = await forward()
+        return Answer(answer.status, answer.headers, answer.body[:-1] + b',"x":' + b"[" * 5000 + b"]" * 5000 + b"}")
+
+    proxy.on("GET", "/calls/", deep, times=2)
+    assert await call("echo", settings(proxy.url), x=1) == {"x": 1}
+    proxy.on("GET", "/calls/", deep)
+    with pytest.raises(InfraAbort, match="WorkerUnreachable"):
+        await call("echo", settings(proxy.url, window=SHORT), x=1)
 
 
 # --- the caller's own task is cancelled -------------------------------------------------------------------------------
