@@ -217,12 +217,26 @@ class RunningServers:
 
     def __init__(self, url: str, listen: str, version: str, config: Mapping[str, Any]) -> None:
         at = urlsplit(f"http://{listen}")
-        if at.hostname not in ("127.0.0.1", "localhost") or not at.port:
+        try:
+            port = at.port
+        except ValueError:
+            port = None
+        if at.hostname not in ("127.0.0.1", "localhost") or not port:
             raise UsageError(f"--backend-listen {listen!r} is not 127.0.0.1:PORT; the backend listens on loopback only")
+        unknown = sorted(config.keys() - CONFIG_DEFAULTS.keys())
+        if unknown:
+            raise UsageError(f"--server-config: no key {unknown[0]!r}; known are {', '.join(CONFIG_DEFAULTS)}")
         self._key = config_key(version, config)
         self._described = f"{version} {dict(config)}"
         self._thread = LoopThread()
-        self._server = RunningServer(url.rstrip("/"), CaseBackend(self._thread, at.port))
+        try:
+            self._server = RunningServer(url.rstrip("/"), CaseBackend(self._thread, port))
+        except OSError as error:
+            self._thread.close()
+            raise UsageError(
+                f"--backend-listen {listen}: cannot listen there: {error.strerror}; end what uses the port, such as "
+                "another run or another process of pytest (-n 0)"
+            ) from error
         if not healthy(self._server.url):
             self.close()
             raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shlex
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from miles_ref.plugins import Catalogue
 from miles_ref.testing.cases import Case, parse_case
 from miles_ref.testing.check import check_provides, judge, run_all, select
 from miles_ref.testing.check_command import check_command, report_command
+from miles_ref.testing.command import case as case_commands
 from miles_ref.testing.corpus import corpus_root
 from miles_ref.testing.programs import ProgramError
 from miles_ref.testing.servers import command_line, server_flags
@@ -386,6 +388,8 @@ def test_an_implementation_that_crashes_is_a_verdict() -> None:
         {"target": "program:x", "picker": "y"},
         {"target": "program:x", "backend_listen": "127.0.0.1:1"},
         {"target": "http://127.0.0.1:1", "backend_listen": "0.0.0.0:80"},
+        {"target": "http://127.0.0.1:1", "backend_listen": "127.0.0.1:port"},
+        {"target": "http://127.0.0.1:1", "backend_listen": "127.0.0.1:1", "server_config": {"tokeniser": "bytes"}},
         {"target": 'program:"'},
         {"target": 'server:x {port} {backend} "'},
         {"target": "worker: "},
@@ -400,6 +404,13 @@ def test_an_implementation_that_crashes_is_a_verdict() -> None:
 def test_options_that_contradict_each_other(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         choose_target(**options)
+
+
+def test_a_backend_address_that_is_in_use_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UsageError, match=f"--backend-listen {listen}: cannot listen there"):
+            choose_target("http://127.0.0.1:1", backend_listen=listen)
 
 
 @pytest.mark.parametrize("option", ["target", "picker", "merger", "plugin_set", "backend_listen"])
@@ -530,6 +541,15 @@ def test_check_refuses_what_it_cannot_do(arguments: list[str]) -> None:
     assert "Error: " in done.output
     assert "Traceback" not in done.output
     assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", LAWS, "--target", ""], ["run", "/no/such/folder"], ["propose", str(ROOT / "schema.json")]]
+)
+def test_mistakes_have_a_status_of_their_own_in_every_command(arguments: list[str]) -> None:
+    done = CliRunner().invoke(case_commands, arguments)
+    assert done.exit_code == 2
+    assert done.output.startswith("Error: ")
 
 
 def test_a_report_of_an_earlier_run_is_not_taken_for_one_that_broke_off(
