@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from miles_ref.testing.targets import Target
 
 _RUN = pytest.StashKey["CorpusRun"]()
+_IDS = pytest.StashKey[dict[str, tuple[Path, int]]]()
+"""Ids of the cases that were collected, with the file and the place in it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -171,11 +173,11 @@ class CaseFile(pytest.File):
             cases = parse_file(self.path)
         except CaseError as error:
             raise self.CollectError(str(error)) from error
-        seen: set[str] = set()
-        for case in cases:
-            if case.id in seen:
-                raise self.CollectError(f"{self.path}: the id {case.id!r} is used twice")
-            seen.add(case.id)
+        known, here = self.config.stash.setdefault(_IDS, {}), self.path.resolve()
+        for at, case in enumerate(cases):
+            first = known.setdefault(case.id, (here, at))
+            if first != (here, at):  # A file that is named twice may be collected twice.
+                raise self.CollectError(f"{self.path}: the id {case.id!r} is used twice, first in {first[0]}")
             yield CaseItem.from_parent(self, name=case.id, case=case)
 
 

@@ -81,6 +81,15 @@ def test_what_is_not_of_the_format_is_an_error(
     result.stdout.fnmatch_lines([said])
 
 
+def test_an_id_of_two_files_is_an_error(pytester: pytest.Pytester) -> None:
+    first = corpus(pytester.path, CASE) / "tokens" / "match.json"
+    shutil.copy(first, first.with_name("again.json"))
+    result = run(pytester)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*match.json: the id 'tokens/match/one' is used twice, first in *again.json*"])
+    run(pytester, str(first), str(first)).assert_outcomes(passed=1)
+
+
 def test_known_failures_are_strict(pytester: pytest.Pytester) -> None:
     corpus(pytester.path, {**CASE, "expect": {"match": False}}, {**CASE, "id": "tokens/match/two"})
     known = pytester.path / "known.txt"

@@ -61,6 +61,14 @@ def test_the_tail_inside_a_content_is_cut_too(chatml: HFTokenizer) -> None:
     assert report(chatml, "qwen3", ids + newline, [USER, SAID]) == report(chatml, "qwen3", ids, [USER, SAID])
 
 
+def test_the_tail_of_the_canonical_render_is_cut_too(variant: Callable[..., HFTokenizer]) -> None:
+    tokenizer = variant(template="<|im_start|>{{ messages[0].content }}")
+    said = {"role": "user", "content": "Go on.\n"}
+    assert report(tokenizer, "qwen3", "<|im_start|>Go on.", [said]) == []
+    (entry,) = report(tokenizer, "qwen3", "<|im_start|>Go off.", [said])
+    assert (entry["expected_text"], entry["actual_text"]) == ("Go on.", "Go off.")
+
+
 def test_the_same_text_in_other_tokens_is_no_difference(chatml: HFTokenizer) -> None:
     letters = [token for letter in "Three." for token in chatml.encode(letter)]
     ids = chatml.encode(CHATML_TEXT.removesuffix("Three.<|im_end|>")) + letters + chatml.encode("<|im_end|>")

@@ -211,3 +211,11 @@ def test_loading_a_folder_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_folder_without_transformers_says_what_to_install(
+    variant: Callable[..., HFTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UsageError, match=r"needs transformers: pip install 'miles-ref\[serve\]'"):
+        variant()

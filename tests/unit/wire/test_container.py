@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from typing import Any
 
 import numpy as np
@@ -113,3 +114,11 @@ def test_too_short_for_a_headers_length_is_not_an_empty_header(payload: bytes, s
     with pytest.raises(DecodeError, match=said) as caught:
         container.read(payload)
     assert ("hold no header length" in str(caught.value)) == (len(payload) < 8)
+
+
+def test_a_header_is_as_long_as_the_library_allows() -> None:
+    size = 100_000_001
+    with mmap.mmap(-1, 8 + size) as file:  # Nothing of it is touched but the length.
+        file[:8] = size.to_bytes(8, "little")
+        with pytest.raises(DecodeError, match=f"a header of {size} bytes in a payload of {size + 8}"):
+            container.read(memoryview(file))
