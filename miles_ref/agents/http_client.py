@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from miles_ref.http_once import client_session
+
 THREAD_PARSE_BYTES = 256 << 10
 """Replies over this size are parsed in a thread, so that other calls of the process go on."""
-
 
 MAX_RETRY_AFTER = 60.0
 """Seconds after which a worker is asked again, whatever longer time it asked for."""
@@ -50,7 +51,7 @@ class WorkerClient:
     def __init__(self, token: str | None, connect_timeout: float) -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._connect_timeout = connect_timeout
-        self._session = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0))
+        self._session = client_session(headers=headers, connector=aiohttp.TCPConnector(limit=0))
 
     async def __aenter__(self) -> WorkerClient:
         return self

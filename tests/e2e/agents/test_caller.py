@@ -16,6 +16,7 @@ import pytest
 
 from miles_ref.agents import AgentSettings, InfraAbort, WorkerRefusedError, WorkerReplyError, call_agent_function
 from miles_ref.agents.client import IN_FLIGHT
+from miles_ref.agents.http_client import Unanswered, WorkerClient
 from miles_ref.errors import UsageError
 from miles_ref.process import ReadyProcess
 from tests.e2e.agents.proxy import (
@@ -53,6 +54,21 @@ async def proxy(worker: str) -> AsyncIterator[Proxy]:
 
 def settings(*urls: str, window: float = LONG, **more: Any) -> AgentSettings:
     return AgentSettings(worker_urls=urls, window=window, **more)
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "POST"])
+async def test_one_request_is_made_once(method: str) -> None:
+    seen: list[bytes] = []
+
+    async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readline())
+        writer.close()
+
+    server = await asyncio.start_server(drop, "127.0.0.1", 0)
+    async with server, WorkerClient(None, connect_timeout=LONG) as client:
+        with pytest.raises(Unanswered) as caught:
+            await client.ask(method, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/calls", silence=LONG)
+    assert (caught.value.sent, len(seen)) == (True, 1)
 
 
 async def call(agent: str, how: AgentSettings, on_report: Any = None, **kwargs: Any) -> Any:
