@@ -14,7 +14,8 @@ from miles_ref.errors import MilesRefError, UsageError
 class InfraAbort(Exception):
     """The infrastructure failed, not the agent: the trial is aborted and not trained (agents.md, The caller's side).
 
-    `reason` is one word: WorkerUnreachable, WorkerLost, WorkerCancelled, ChildExited, SpawnFailed, or an agent's own.
+    `reason` is one word: WorkerUnreachable, WorkerLost, WorkerCancelled, WorkerReply, ChildExited, SpawnFailed, or
+    an agent's own.
     `exit_status` is the child's exit code, minus the number of the signal that ended it, or None if it has none.
     """
 
@@ -54,12 +55,20 @@ class WorkerRefusedError(UsageError):
         self.code = code
 
 
-class WorkerReplyError(MilesRefError):
-    """What a worker answered is not what the contract says: an outcome of another form (agents.md, Outcomes)."""
+class WorkerReplyError(InfraAbort):
+    """What a worker answered is not what the contract says: an outcome of another form (agents.md, Outcomes).
 
-    def __init__(self, message: str, *, url: str) -> None:
-        super().__init__(message)
+    An InfraAbort, because it says nothing of the agent; `fault` says what was wrong.
+    """
+
+    def __init__(self, fault: str, url: str) -> None:
+        super().__init__("WorkerReply")
+        self.args = (fault, url)
+        self.fault = fault
         self.url = url
+
+    def __str__(self) -> str:
+        return f"{self.reason}: the worker {self.url} gave an outcome that is none: {self.fault}"
 
 
 MAX_DEPTH = 200
@@ -112,10 +121,30 @@ def strict_json(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
+def check_json(value: Any) -> None:
+    """Check that `value` is JSON, of any depth that can be written. Raises TypeError or ValueError as strict_json."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except RecursionError:
+        raise ValueError("not JSON: nested too deeply to be written") from None
+    for _ in _levels(value):  # Ends: what json.dumps has written does not hold itself.
+        pass
+
+
 def _check_levels(value: Any) -> None:
-    """Level by level, each object once in a level: so circular references end too, and at the same limit."""
+    for depth, _ in enumerate(_levels(value), start=1):
+        if depth > MAX_DEPTH:
+            raise ValueError(f"not JSON that others can read: nested more than {MAX_DEPTH} levels deep, or circular")
+
+
+def _levels(value: Any) -> Iterator[None]:
+    """Go down level by level, each object once in a level; there is no end to circular references.
+
+    Yields before it looks at a level. Raises TypeError for keys that are not strings.
+    """
     level = [value] if isinstance(value, (dict, list, tuple)) else []
-    for _ in range(MAX_DEPTH):
+    while level:
+        yield
         below: dict[int, Any] = {}
         for item in level:
             if isinstance(item, dict):
@@ -124,7 +153,4 @@ def _check_levels(value: Any) -> None:
                         raise TypeError(f"not JSON: the key {key!r} of an object is not a string")
             inner = item.values() if isinstance(item, dict) else item
             below.update((id(one), one) for one in inner if isinstance(one, (dict, list, tuple)))
-        if not below:
-            return
         level = list(below.values())
-    raise ValueError(f"not JSON that others can read: nested more than {MAX_DEPTH} levels deep, or circular")

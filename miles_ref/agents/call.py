@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from miles_ref.agents.api import AgentFunctionError, InfraAbort, reporting_to
+from miles_ref.agents.api import AgentFunctionError, InfraAbort, check_json, reporting_to
 from miles_ref.agents.client import Content, WorkerCall, deliver
 from miles_ref.agents.environment import child_environment, sendable, travelling_environment
 from miles_ref.agents.functions import function_path, resolve
@@ -40,12 +40,14 @@ async def call_agent_function(
     - `env`: variables for the call's process, over those that the rules choose; not with mode inline.
 
     Raises the agent's own exception (inline) or AgentFunctionError (subproc, worker) for an agent's error; InfraAbort
-    if the infrastructure failed or the call was aborted; WorkerRefusedError and UsageError for a configuration that
-    cannot work; WorkerReplyError for a worker that answers otherwise than it must; CancelledError, after the agent's
-    cleanup, if the calling task is cancelled.
+    if the infrastructure failed or the call was aborted, with its subclass WorkerReplyError for a worker that answers
+    otherwise than it must; WorkerRefusedError and UsageError for a configuration that cannot work; CancelledError,
+    after the agent's cleanup, if the calling task is cancelled.
     """
     settings = settings or AgentSettings()
     arguments = dict(kwargs or {})
+    if mode in (Mode.SUBPROC, Mode.WORKER):
+        check_json(arguments)
     match mode:
         case Mode.INLINE:
             return await _inline(fn, arguments, on_report, env)

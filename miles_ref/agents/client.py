@@ -89,7 +89,7 @@ class WorkerCall:
     async def run(self) -> dict[str, Any]:
         """Make the call; return its outcome (agents.md, Outcomes), once all reports were given to `on_report`.
 
-        Raises InfraAbort (WorkerUnreachable, WorkerLost, WorkerCancelled), WorkerRefusedError and WorkerReplyError. If
+        Raises InfraAbort (WorkerUnreachable, WorkerLost, WorkerCancelled; WorkerReplyError) and WorkerRefusedError. If
         the task that runs this is cancelled, the call is cancelled too, and CancelledError is raised once the reports
         of its cleanup are in, at most after the worker's grace; a second cancellation does not wait.
         """
@@ -338,7 +338,7 @@ class WorkerCall:
         self._apply(CallerEvent.OUTCOME)
         fault = outcome_fault(outcome)
         if fault is not None:
-            raise WorkerReplyError(f"the worker {self.url} gave an outcome that is none: {fault}", url=self.url or "")
+            raise WorkerReplyError(fault, self.url or "")
         return dict(outcome)
 
     # --- small steps -------------------------------------------------------------------------------------------------

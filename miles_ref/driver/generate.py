@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from miles_ref.agents.api import InfraAbort, strict_json
+from miles_ref.agents.api import AgentFunctionError, InfraAbort, strict_json
 from miles_ref.agents.call import call_agent_function
 from miles_ref.agents.settings import Mode
 from miles_ref.driver.request_kwargs import request_kwargs
@@ -40,7 +40,8 @@ async def generate(
     Whether the agent returns or fails, its session is collected. One copy of `sample` with status aborted comes back
     when the session is empty, when everything was truncated away, when the collect times out, and after an InfraAbort
     (then with remove_sample, and `metadata.infra_abort`). Raised are: UsageError for settings, before a session is
-    opened, and for a worker's refusal; what `collect_samples` raises, but its timeout; CancelledError.
+    opened, and for a worker's refusal; TypeError and ValueError for an input that is not JSON, unless the mode is
+    inline; what `collect_samples` raises, but its timeout; CancelledError.
     """
     settings = DriverSettings.of(args)
     function = settings.checked_agent_function()
@@ -76,6 +77,9 @@ async def _run_agent(
         "request_kwargs": request_kwargs(sampling_params),
         "metadata": agent_input_metadata(tracer, settings, sample),
     }
+    # Inline, whatever is raised is the agent's, who runs here; elsewhere its errors come as AgentFunctionError, and all
+    # others say that no call can work. An inline agent that exits must not end the driver.
+    own = (Exception, SystemExit) if settings.agent_mode == Mode.INLINE else AgentFunctionError
     try:
         returned = await call_agent_function(
             function,
@@ -85,15 +89,20 @@ async def _run_agent(
             settings=settings.agent,
             on_report=on_report,
         )
-        return _checked(returned)
     except InfraAbort:
         raise
-    except (Exception, SystemExit) as error:  # An inline agent that exits must not end the driver.
-        # Inline, a UsageError is one that the agent itself ran into; elsewhere it says that no call can work.
-        if isinstance(error, UsageError) and settings.agent_mode != Mode.INLINE:
-            raise
-        logger.warning("the agent failed in session %s; what it did is collected", tracer.base_url, exc_info=True)
+    except own:
+        _log_failure(tracer)
         return None
+    try:
+        return _checked(returned)
+    except (TypeError, ValueError):
+        _log_failure(tracer)
+        return None
+
+
+def _log_failure(tracer: OpenAIEndpointTracer) -> None:
+    logger.warning("the agent failed in session %s; what it did is collected", tracer.base_url, exc_info=True)
 
 
 def agent_input_metadata(tracer: OpenAIEndpointTracer, settings: DriverSettings, sample: Any) -> dict[str, Any]:

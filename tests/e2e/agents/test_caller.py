@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -638,6 +639,8 @@ async def test_an_outcome_that_is_none_names_the_worker_and_the_fault(proxy: Pro
         await call("echo", settings(proxy.url))
     assert proxy.url in str(caught.value)
     assert caught.value.url == proxy.url
+    assert aborted(caught) == ("WorkerReply", None)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     assert not IN_FLIGHT
 
 

@@ -190,6 +190,25 @@ async def test_arguments_that_cannot_be_written_are_a_value_error() -> None:
             await call_agent_function(AGENTS + "echo", mode=mode, kwargs={"x": odd.deep(100_000)}, settings=settings)
 
 
+@pytest.mark.parametrize("mode", ["subproc", "worker"])
+@pytest.mark.parametrize(
+    ("value", "error", "mentions"),
+    [
+        ({1: 2}, TypeError, "the key 1"),
+        ([{"x": {None: 1}}], TypeError, "the key None"),
+        (float("nan"), ValueError, "JSON compliant"),
+        ([-float("inf")], ValueError, "JSON compliant"),
+        (object(), TypeError, "not JSON serializable"),
+    ],
+)
+async def test_arguments_that_are_not_json_are_refused_here(
+    mode: str, value: Any, error: type[Exception], mentions: str
+) -> None:
+    settings = AgentSettings(worker_urls=("http://127.0.0.1:9",))
+    with pytest.raises(error, match=mentions):
+        await call_agent_function(AGENTS + "echo", mode=mode, kwargs={"x": value}, settings=settings)
+
+
 async def test_infra_abort_of_the_agent() -> None:
     with pytest.raises(InfraAbort) as caught:
         await call("infra", reason="SandboxLost", exit_status=7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from miles_ref.agents import AgentSettings, WorkerRefusedError
 from miles_ref.driver import abort_rollout, generate
 from miles_ref.process import ReadyProcess
 from miles_ref.sample import Sample, Status
+from tests.e2e.agents.proxy import Answer, Forward, Proxy
 from tests.e2e.driver.scripted import ScriptedSessionServer
 
 COLLECTED = ["POST /sessions", "POST /sessions/abc/samples", "DELETE /sessions/abc"]
@@ -46,9 +48,16 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 async def run(
-    server: ScriptedSessionServer, worker: str, mode: str, agent: str, reports: Reports | None = None, **more: Any
+    server: ScriptedSessionServer,
+    worker: str,
+    mode: str,
+    agent: str,
+    reports: Reports | None = None,
+    *,
+    window: float = 60.0,
+    **more: Any,
 ) -> list[Any]:
-    agents = AgentSettings(worker_urls=(worker,), window=0.5)
+    agents = AgentSettings(worker_urls=(worker,), window=window)
     settings = server.settings(agent_function=f"{AGENTS}.{agent}", agent_mode=mode, agent=agents, **more)
     return await generate(settings, Sample(prompt="p"), {}, on_report=None if reports is None else reports.append)
 
@@ -111,8 +120,39 @@ async def test_a_cancelled_task_gets_the_cleanups_reports(
 
 
 async def test_a_worker_that_is_gone(server: ScriptedSessionServer, unused_tcp_port: int) -> None:
-    [sample] = await run(server, f"http://127.0.0.1:{unused_tcp_port}", "worker", "echo")
+    [sample] = await run(server, f"http://127.0.0.1:{unused_tcp_port}", "worker", "echo", window=0.5)
     assert sample.metadata["infra_abort"]["reason"] == "WorkerUnreachable"
+    assert server.calls == DELETED
+
+
+async def test_a_worker_that_answers_otherwise_than_it_must_is_no_agents_error(
+    server: ScriptedSessionServer, worker: str
+) -> None:
+    async def without_its_value(forward: Forward) -> Answer:
+        answer = await forward()
+        body = json.loads(answer.body)
+        if body["outcome"] is not None:
+            del body["outcome"]["value"]
+        return Answer(answer.status, answer.headers, json.dumps(body).encode())
+
+    async with Proxy(worker) as proxy:
+        proxy.on("GET", "/calls/", without_its_value)
+        [sample] = await run(server, proxy.url, "worker", "echo")
+    assert (sample.status, sample.remove_sample) == (Status.ABORTED, True)
+    assert sample.metadata == {"infra_abort": {"reason": "WorkerReply", "exit_status": None}}
+    assert server.calls == DELETED
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"), [({"odd": object()}, TypeError), ({1: 2}, TypeError), ({"odd": float("nan")}, ValueError)]
+)
+async def test_an_input_that_is_not_json_is_no_agents_error(
+    server: ScriptedSessionServer, worker: str, mode: str, metadata: Any, error: type[Exception]
+) -> None:
+    agents = AgentSettings(worker_urls=(worker,))
+    settings = server.settings(agent_function=f"{AGENTS}.echo", agent_mode=mode, agent=agents)
+    with pytest.raises(error, match="JSON"):
+        await generate(settings, Sample(metadata=metadata), {})
     assert server.calls == DELETED
 
 
