@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from miles_ref.agents.framing import Frame, FrameError, FrameReader, pack
-from miles_ref.agents.machine import json_text
+from miles_ref.agents.framing import Frame, FrameError, FrameReader, pack, read_json
+from miles_ref.agents.machine import json_text, outcome_fault
 
 DRAIN_SECONDS = 1.0
 """How long the channel is read on after the child's exit, if somebody else still holds it."""
@@ -27,19 +27,16 @@ _MAX_FINAL_READS = 64
 
 
 class Listener(Protocol):
-    """Who is told what a child does; every method is called on the event loop.
-
-    `reported` and `outcome_read` may raise FrameError for what they cannot read; nothing else may be raised.
-    """
+    """Who is told what a child does; every method is called on the event loop, and must not raise."""
 
     def started(self) -> None:
-        """The function is imported, and the coroutine starts."""
+        """The function is imported, and the coroutine starts. Called at most once."""
 
-    def reported(self, item: bytes) -> None:
-        """One item, as JSON text."""
+    def reported(self, text: bytes, item: Any) -> None:
+        """One item, as JSON text and as its value."""
 
-    def outcome_read(self, outcome: bytes) -> None:
-        """The complete outcome, as JSON text. Called at most once; nothing but `gone` follows."""
+    def outcome_read(self, text: bytes) -> None:
+        """The complete outcome, of good form, as JSON text. Called at most once; nothing but `gone` follows."""
 
     def gone(self, exit_status: int | None) -> None:
         """The child is reaped, its group killed. The exit code, or minus the signal; None if another part reaped it."""
@@ -72,6 +69,7 @@ class Child:
         self._frames = FrameReader()
         self._unsent = memoryview(spec.request)
         self._paused = False
+        self._told_started = False
         self._told_outcome = False
         self._ended = False
         self._exited = False
@@ -164,18 +162,28 @@ class Child:
             while not self._paused and not self._told_outcome and (frame := self._frames.next_frame()) is not None:
                 self._tell(*frame)
         except FrameError:
-            # Somebody else wrote to the channel: what follows cannot be trusted, so there will be no outcome.
+            # Somebody else wrote to the channel: what follows cannot be trusted, so there will be no outcome. Nor may a
+            # listener get it: what is no JSON text would spoil every reply that it stands in.
             self._told_outcome = True
             self.kill()
 
     def _tell(self, kind: Frame, payload: bytes) -> None:
+        """Tell the listener of a frame. Raises FrameError for one that our own child_main would not have sent."""
         if kind is Frame.REPORT:
-            self._listener.reported(payload)
+            self._listener.reported(payload, read_json(payload))
         elif kind is Frame.STARTED:
+            if self._told_started:
+                raise FrameError("a second frame that says that the function is imported")
+            self._told_started = True
             self._listener.started()
         elif kind is Frame.OUTCOME:
+            fault = outcome_fault(read_json(payload))
+            if fault is not None:
+                raise FrameError(f"an outcome of a wrong form: {fault}")
             self._told_outcome = True
             self._listener.outcome_read(payload)
+        else:
+            raise FrameError(f"a frame of kind {kind.name} comes from no child")
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

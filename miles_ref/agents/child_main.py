@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
+    from miles_ref.agents.api import InfraAbort
     from miles_ref.agents.framing import Frame
 
 CLEANUP_SECONDS = 5.0
@@ -106,8 +107,11 @@ class Run:
             self._channel.send(Frame.STARTED)
             outcome = self._outcome(loop)
             # The outcome is known: what a task that was left behind raises, even KeyboardInterrupt, is not the agent's.
-            with contextlib.suppress(KeyboardInterrupt):
-                loop.run_until_complete(finish_tasks(loop))
+            # It stops the loop, though, and the others' cleanup goes on; finish_tasks bounds the time.
+            finish = loop.create_task(finish_tasks(loop))
+            while not finish.done():
+                with contextlib.suppress(KeyboardInterrupt):
+                    loop.run_until_complete(finish)
         except SystemExit as exc:
             return exit_code(exc)
         if outcome is None:
@@ -203,19 +207,33 @@ def raised(phase: str, exc: BaseException) -> bytes:
     from miles_ref.agents.api import InfraAbort
 
     if isinstance(exc, InfraAbort):
-        status = exc.exit_status if isinstance(exc.exit_status, int) else None
-        return json_text({"kind": "infra_abort", "reason": str(exc.reason), "exit_status": status})
+        reason = _shown(lambda: exc.reason, "InfraAbort")
+        return json_text({"kind": "infra_abort", "reason": reason, "exit_status": _exit_status(exc)})
     return json_text(failure(phase, exc))
 
 
 def failure(phase: str, exc: BaseException) -> dict[str, Any]:
     """The outcome `error` for an exception of the agent."""
-    try:
-        message = str(exc)
-    except BaseException:
-        message = "(its message cannot be shown: str() of the exception raised)"
+    message = _shown(lambda: exc, "(its message cannot be shown: str() of the exception raised)")
     text = "".join(traceback.format_exception(exc))
     return {"kind": "error", "phase": phase, "type": type(exc).__name__, "message": message, "traceback": text}
+
+
+def _shown(thing: Callable[[], object], otherwise: str) -> str:
+    """The text of something of the agent's, whose code may raise whatever it likes."""
+    try:
+        return str(thing())
+    except BaseException:
+        return otherwise
+
+
+def _exit_status(exc: InfraAbort) -> int | None:
+    """The exit status that an agent gave, if it is one; a subclass may have no such attribute."""
+    try:
+        status: object = exc.exit_status
+    except BaseException:
+        return None
+    return int(status) if isinstance(status, int) and not isinstance(status, bool) else None
 
 
 def json_text(value: Any) -> bytes:

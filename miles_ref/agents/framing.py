@@ -5,9 +5,11 @@ A frame is one byte of kind, eight bytes of length (big-endian), and that many b
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable
 from enum import Enum
+from typing import Any, NoReturn
 
 _HEADER = struct.Struct(">cQ")
 MAX_FRAME_BYTES = 4 << 30
@@ -57,6 +59,22 @@ class FrameReader:
             return Frame(kind), payload
         except ValueError:
             raise FrameError(f"a frame of unknown kind {kind!r} on the channel of a child process") from None
+
+
+def read_json(payload: bytes) -> Any:
+    """The value of a payload, which may be put into a JSON text as it is. Raises FrameError.
+
+    To be called where a frame arrives, on the event loop itself: who is deep in a stack cannot go as deep as the limit.
+    """
+    try:
+        # json.loads alone would take NaN, and other encodings than UTF-8.
+        return json.loads(payload.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as exc:
+        raise FrameError(f"a frame that is no JSON text: {type(exc).__name__}") from exc
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def read_frame(read: Callable[[int], bytes]) -> tuple[Frame, bytes]:

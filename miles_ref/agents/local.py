@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from miles_ref.agents.child import Child, ChildSpec, request_frame
 from miles_ref.agents.client import deliver
-from miles_ref.agents.framing import FrameError
-from miles_ref.agents.machine import LIVE, Action, Call, State, outcome_fault
+from miles_ref.agents.framing import read_json
+from miles_ref.agents.machine import LIVE, Action, Call, State
 from miles_ref.agents.starts import Start, starts
 
 logger = logging.getLogger("miles_ref.agents")
@@ -73,19 +72,16 @@ class LocalCall:
         self._do(self._call.started(self._loop.time()))
         self._start.ready()
 
-    def reported(self, item: bytes) -> None:
-        deliver(self._on_report, _read(item))
+    def reported(self, text: bytes, item: Any) -> None:
+        deliver(self._on_report, item)
 
-    def outcome_read(self, outcome: bytes) -> None:
-        fault = outcome_fault(_read(outcome))
-        if fault is not None:
-            raise FrameError(f"an outcome of a wrong form: {fault}")
-        self._do(self._call.outcome_read(outcome, self._loop.time()))
+    def outcome_read(self, text: bytes) -> None:
+        self._do(self._call.outcome_read(text, self._loop.time()))
 
     def gone(self, exit_status: int | None, reason: str = "ChildExited") -> None:
         self._start.ready()
         self._do(self._call.gone(exit_status, self._loop.time(), reason))
-        self._outcome = _read(self._call.outcome or b"null")
+        self._outcome = read_json(self._call.outcome or b"null")
         self._ended.set()
 
     # --- carrying out ------------------------------------------------------------------------------------------------
@@ -124,14 +120,3 @@ class LocalCall:
     def _on_timer(self) -> None:
         self._timer = None
         self._do(self._call.tick(self._loop.time()))
-
-
-def _read(text: bytes) -> Any:
-    """Parse what a child has sent. Raises FrameError: it has not come from our own child_main.
-
-    Done where it arrives, on the event loop itself: a caller deep in its own stack could not go as deep as the limit.
-    """
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise FrameError(f"a frame that is no JSON text: {type(exc).__name__}") from exc

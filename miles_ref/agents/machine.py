@@ -275,8 +275,9 @@ def outcome_fault(outcome: Any) -> str | None:
     for name, types in members.items():
         if name not in outcome:
             return f"an outcome {kind} must have {name}"
-        if not isinstance(outcome[name], types):
-            return f"{name} of an outcome {kind} must not be {type(outcome[name]).__name__}"
+        value = outcome[name]
+        if not isinstance(value, types) or (isinstance(value, bool) and types is not object):
+            return f"{name} of an outcome {kind} must not be {type(value).__name__}"
     return None
 
 

@@ -345,12 +345,12 @@ class _CallListener:
     def started(self) -> None:
         self._server.started(self._call_id)
 
-    def reported(self, item: bytes) -> None:
-        self._server.core.reported(self._call_id, item)
+    def reported(self, text: bytes, item: Any) -> None:
+        self._server.core.reported(self._call_id, text)
         self._server.settle()
 
-    def outcome_read(self, outcome: bytes) -> None:
-        self._server.core.outcome_read(self._call_id, outcome)
+    def outcome_read(self, text: bytes) -> None:
+        self._server.core.outcome_read(self._call_id, text)
         self._server.settle()
 
     def gone(self, exit_status: int | None) -> None:

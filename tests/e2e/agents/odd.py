@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from miles_ref.agents import report_to_caller
+from miles_ref.agents import InfraAbort, report_to_caller
 from miles_ref.agents.framing import Frame, pack
 from miles_ref.testing.agents import grandchild
 
@@ -95,24 +95,49 @@ def deep(levels: int) -> Any:
 
 async def forges(kind: str, text: str, times: int = 1) -> None:
     """Write a frame of its own to the channel, of which the child's command line tells."""
+    report_to_caller("before")
     os.write(int(sys.argv[2]), pack(Frame(kind.encode()), text.encode() * times))
     await asyncio.Event().wait()
 
 
-async def leaves_a_task_that_interrupts() -> str:
-    began = asyncio.Event()
-
-    async def work() -> None:
-        began.set()
+async def leaves_tasks_of_which_two_interrupt() -> str:
+    async def interrupts() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             raise KeyboardInterrupt
 
-    left = asyncio.ensure_future(work())
-    await began.wait()
-    assert not left.done()
+    async def cleans_up() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(20):  # Once the others have long raised.
+                await asyncio.sleep(0)
+            report_to_caller("cleaned up")
+
+    left = [asyncio.ensure_future(work()) for work in (cleans_up, interrupts, cleans_up, interrupts, cleans_up)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in left)
     return "done"
+
+
+class Bare(InfraAbort):
+    """Has neither reason nor exit status."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self)
+
+
+async def aborts_oddly(how: str) -> None:
+    match how:
+        case "reason":
+            raise InfraAbort(Odd(), 7)  # type: ignore[arg-type]
+        case "status":
+            raise InfraAbort("SandboxLost", True)
+        case "signal":
+            raise InfraAbort("SandboxLost", signal.SIGTERM)
+        case "attributes":
+            raise Bare
 
 
 async def forks_and_dies() -> None:

@@ -14,6 +14,13 @@ from miles_ref.process import ReadyProcess
 
 AGENTS = "miles_ref.testing.agents:"
 
+FORGED_FRAMES = [
+    *(("R", "{", 1), ("R", "[", 5000), ("R", "NaN", 1), ("R", "1],", 1), ("R", "", 1), ("S", "", 1), ("Q", "{}", 1)),
+    *(("O", "{", 1), ("O", "[", 5000), ("O", '"text"', 1), ("O", "null", 1), ("O", '{"kind": "done"}', 1)),
+    *(("O", '{"kind": "infra_abort", "reason": "X"}', 1), ("O", '{"kind": "ok", "value": Infinity}', 1)),
+]
+"""Frames that no child of ours sends once its function runs: kind, text, and how often the text is repeated."""
+
 
 @contextlib.contextmanager
 def worker_process(*flags: str, env: dict[str, str] | None = None) -> Iterator[ReadyProcess]:

@@ -35,7 +35,7 @@ from tests.e2e.agents.proxy import (
     swallow_request,
     truncate,
 )
-from tests.e2e.agents.support import AGENTS, Reports, ends, worker_process
+from tests.e2e.agents.support import AGENTS, FORGED_FRAMES, Reports, ends, worker_process
 
 SHORT = 1.5
 LONG = 60.0
@@ -586,12 +586,12 @@ async def test_a_submit_that_a_time_out_of_the_worker_answers_may_have_been_admi
     assert len({body["call_id"] for body in submits(proxy)}) == 1
 
 
-async def test_a_poll_that_is_to_wait_is_outside_the_window(proxy: Proxy) -> None:
+async def test_a_call_whose_polls_are_to_wait_can_be_cancelled(proxy: Proxy) -> None:
     reports = Reports()
-    running = asyncio.create_task(call("wait", settings(proxy.url, window=0.5), reports.append))
+    running = asyncio.create_task(call("wait", settings(proxy.url), reports.append))
     await reports.reach(1)
     proxy.seen.clear()
-    proxy.on("GET", "/calls/", as_the_worker(proxy, 429, "0.8"), times=2)
+    proxy.on("GET", "/calls/", as_the_worker(proxy, 429, "0.1"), times=2)
     await proxy.saw("GET", "/calls/", count=3)
     assert not running.done()
     running.cancel()
@@ -642,6 +642,21 @@ async def test_an_outcome_that_is_none_names_the_worker_and_the_fault(proxy: Pro
     assert aborted(caught) == ("WorkerReply", None)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     assert not IN_FLIGHT
+
+
+@pytest.mark.parametrize(("kind", "text", "times"), FORGED_FRAMES)
+async def test_a_frame_that_cannot_be_read_ends_the_child_on_a_worker_too(
+    worker: str, kind: str, text: str, times: int
+) -> None:
+    reports = Reports()
+    forged = {"kind": kind, "text": text, "times": times}
+    agent = "tests.e2e.agents.odd:forges"
+    with pytest.raises(InfraAbort) as caught:
+        await call_agent_function(
+            agent, mode="worker", kwargs=forged, on_report=reports.append, settings=settings(worker)
+        )
+    assert aborted(caught) == ("ChildExited", -9)
+    assert reports == ["before"]
 
 
 async def test_a_reply_too_deep_to_be_read_is_one_that_did_not_come(proxy: Proxy) -> None:

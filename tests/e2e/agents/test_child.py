@@ -16,7 +16,7 @@ from miles_ref.agents import AgentFunctionError, AgentSettings, InfraAbort, call
 from miles_ref.agents.local import LocalCall
 from miles_ref.errors import UsageError
 from tests.e2e.agents import odd
-from tests.e2e.agents.support import AGENTS, Reports, children, descriptors, ends, lives
+from tests.e2e.agents.support import AGENTS, FORGED_FRAMES, Reports, children, descriptors, ends, lives
 
 ROOT = Path(__file__).parents[3]
 
@@ -166,21 +166,35 @@ async def test_values_and_reports_as_deep_as_the_limit_arrive() -> None:
     assert reports == [odd.deep(200)]
 
 
+@pytest.mark.parametrize(("kind", "text", "times"), FORGED_FRAMES)
+async def test_a_frame_that_cannot_be_read_ends_the_child(kind: str, text: str, times: int) -> None:
+    reports = Reports()
+    forged = {"kind": kind, "text": text, "times": times}
+    with pytest.raises(InfraAbort) as caught:
+        await call_agent_function(ODD + "forges", mode="subproc", kwargs=forged, on_report=reports.append)
+    assert (caught.value.reason, caught.value.exit_status) == ("ChildExited", -9)
+    assert reports == ["before"]
+
+
+async def test_tasks_left_behind_take_neither_the_value_away_nor_the_cleanup_of_the_others() -> None:
+    reports = Reports()
+    agent = ODD + "leaves_tasks_of_which_two_interrupt"
+    assert await call_agent_function(agent, mode="subproc", on_report=reports.append) == "done"
+    assert reports == ["cleaned up"] * 3
+
+
 @pytest.mark.parametrize(
-    ("kind", "text", "times"),
+    ("how", "reason", "exit_status"),
     [
-        *(("R", "{", 1), ("R", "[", 5000), ("O", "{", 1), ("O", "[", 5000), ("O", '"text"', 1)),
-        *(("O", '{"kind": "done"}', 1), ("O", '{"kind": "infra_abort", "reason": "X"}', 1)),
+        *(("reason", "InfraAbort", 7), ("status", "SandboxLost", None), ("signal", "SandboxLost", 15)),
+        ("attributes", "InfraAbort", None),
     ],
 )
-async def test_a_frame_that_cannot_be_read_ends_the_child(kind: str, text: str, times: int) -> None:
+async def test_an_infra_abort_of_odd_members_is_one(how: str, reason: str, exit_status: int | None) -> None:
     with pytest.raises(InfraAbort) as caught:
-        await call_agent_function(ODD + "forges", mode="subproc", kwargs={"kind": kind, "text": text, "times": times})
-    assert (caught.value.reason, caught.value.exit_status) == ("ChildExited", -9)
-
-
-async def test_a_task_left_behind_cannot_take_the_value_away() -> None:
-    assert await call_agent_function(ODD + "leaves_a_task_that_interrupts", mode="subproc") == "done"
+        await call_agent_function(ODD + "aborts_oddly", mode="subproc", kwargs={"how": how})
+    assert (caught.value.reason, caught.value.exit_status) == (reason, exit_status)
+    assert type(caught.value.exit_status) is not bool
 
 
 async def test_arguments_that_cannot_be_written_are_a_value_error() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from miles_ref.agents.api import MAX_DEPTH, strict_json
+from miles_ref.agents.framing import FrameError, read_json
 from miles_ref.agents.http_client import MAX_RETRY_AFTER, Unanswered, _parse, _seconds
 from miles_ref.agents.machine import json_text
 
@@ -48,6 +49,15 @@ def test_odd_keys_are_found_at_every_level() -> None:
 def test_arguments_too_deep_to_be_written_are_a_value_error() -> None:
     with pytest.raises(ValueError, match="nested too deeply"):
         json_text({"kwargs": nested(100_000)})
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"{", b"1 2", b"NaN", b"[-Infinity]", b"\xff", '"ä"'.encode("utf-16"), b"\xef\xbb\xbf1", b"[" * 5000],
+)
+def test_a_payload_that_would_spoil_the_json_around_it_is_no_frame(payload: bytes) -> None:
+    with pytest.raises(FrameError, match="no JSON text"):
+        read_json(payload)
 
 
 @pytest.mark.parametrize("raw", [b"{", b"\xff", b'{"boot_id":"b","outcome":' + b"[" * 100_000 + b"]" * 100_000 + b"}"])

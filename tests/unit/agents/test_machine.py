@@ -224,6 +224,7 @@ ERROR = {"kind": "error", "phase": "run", "type": "ValueError", "message": "", "
     "outcome",
     [
         {"kind": "ok", "value": None},
+        {"kind": "ok", "value": True},
         ERROR,
         {"kind": "infra_abort", "reason": "ChildExited", "exit_status": -9},
         {"kind": "infra_abort", "reason": "ChildExited", "exit_status": None},
@@ -248,6 +249,7 @@ def test_outcomes_of_the_contract_s_form(outcome: Any) -> None:
         ({"kind": "infra_abort", "reason": "X"}, "infra_abort must have exit_status"),
         ({"kind": "infra_abort", "exit_status": 1}, "infra_abort must have reason"),
         ({"kind": "infra_abort", "reason": "X", "exit_status": "1"}, "exit_status of an outcome infra_abort"),
+        ({"kind": "infra_abort", "reason": "X", "exit_status": True}, "exit_status of an outcome infra_abort"),
         ({"kind": "cancelled", "by": "caller"}, "cancelled must have exit_status"),
     ],
 )

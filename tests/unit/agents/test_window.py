@@ -1,0 +1,98 @@
+"""The window of a worker call, by a fake clock (agents.md, The caller's side)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from miles_ref.agents import AgentSettings, InfraAbort
+from miles_ref.agents.client import Attempt, Content, WorkerCall
+from miles_ref.agents.http_client import Reply, Unanswered
+from miles_ref.agents.machine import CallerEvent
+
+ATTEMPT = Attempt("http://worker", "call", "boot")
+WINDOW = 10.0
+
+
+class Clock:
+    """The loop's time, of which only the test knows."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Worker:
+    """Gives the answers that the test lists, and then none."""
+
+    def __init__(self, *answers: Reply) -> None:
+        self.answers = list(answers)
+        self.methods: list[str] = []
+
+    async def ask(self, method: str, url: str, **more: Any) -> Reply:
+        self.methods.append(method)
+        if not self.answers:
+            raise Unanswered("nobody", sent=True)
+        return self.answers.pop(0)
+
+
+def answer(status: int, retry_after: float | None = None, **body: Any) -> Reply:
+    return Reply(status, {"boot_id": ATTEMPT.boot_id, **body}, retry_after)
+
+
+async def admitted(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerCall, Clock]:
+    call = WorkerCall(Content("m:f", {}, {}, None), AgentSettings(worker_urls=(ATTEMPT.url,), window=WINDOW))
+    clock = Clock()
+    monkeypatch.setattr(call, "_loop", clock)
+    monkeypatch.setattr(call, "_answered_at", clock.now)
+    monkeypatch.setattr(call, "_sleep", clock.sleep)
+    monkeypatch.setattr(call, "_attempts", [ATTEMPT])
+    call._apply(CallerEvent.SUBMIT_SENT)
+    call._apply(CallerEvent.ACCEPTED)
+    return call, clock
+
+
+async def unreachable_at(call: WorkerCall, clock: Clock, worker: Worker) -> float:
+    with pytest.raises(InfraAbort, match="WorkerUnreachable"):
+        await asyncio.wait_for(call._follow(worker, ATTEMPT), 60)  # type: ignore[arg-type]
+    return clock.now
+
+
+async def test_without_an_answer_a_call_ends_with_the_window_after_one_delete(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, clock = await admitted(monkeypatch)
+    worker = Worker()
+    ended = await unreachable_at(call, clock, worker)
+    assert WINDOW <= ended <= WINDOW + AgentSettings().longest_pause
+    assert worker.methods.count("DELETE") == 1
+    assert worker.methods[-1] == "DELETE"
+
+
+@pytest.mark.parametrize("asked", [0.5, WINDOW - 1, WINDOW + 1, 6 * WINDOW])
+async def test_the_time_that_polls_are_to_wait_is_outside_the_window(
+    monkeypatch: pytest.MonkeyPatch, asked: float
+) -> None:
+    call, clock = await admitted(monkeypatch)
+    ended = await unreachable_at(call, clock, Worker(answer(429, asked), answer(429, asked)))
+    assert 2 * asked + WINDOW <= ended <= 2 * asked + WINDOW + AgentSettings().longest_pause
+
+
+async def test_the_window_counts_from_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, clock = await admitted(monkeypatch)
+    empty = answer(200, reports=[], next=0, outcome=None)
+
+    class Slow(Worker):
+        async def ask(self, method: str, url: str, **more: Any) -> Reply:
+            if self.answers:
+                clock.now += 0.9 * WINDOW
+            return await super().ask(method, url, **more)
+
+    ended = await unreachable_at(call, clock, Slow(empty, empty, empty))
+    assert math.isclose(ended, 2.7 * WINDOW + WINDOW, abs_tol=AgentSettings().longest_pause)
