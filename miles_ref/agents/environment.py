@@ -76,14 +76,22 @@ _MIN_CONTAINED_TOKEN = 8
 
 _URL_CREDENTIALS = re.compile(
     r"""
-    (?<=[a-z0-9+.-])://(
-        [^/?\#\s:]*:[^/?\#\s]+@                                # user:secret@
-      | [^/?\#\s:@\[]*:(?!\d{1,5}(?:[/?\#\s",;]|$))[^\s"]*@  # the same, / ? or # in the secret; but not host:port/
-    )
-    | (?:(?<=http)|(?<=https))://[^/?\#\s]+@                    # https://token@
+    (?<=[a-z0-9+.-])://[^/?\#\s:]*:[^/?\#\s]+@  # user:secret@
+    | (?:(?<=http)|(?<=https))://[^/?\#\s]+@   # https://token@
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+_USER_AND_COLON = re.compile(
+    r"""
+    (?<=[a-z0-9+.-])://
+    (?:[^/?\#:@\[,;|] | [,;|](?![a-z][a-z0-9+.-]*://))*  # of a list of URLs, not more than one
+    :(?!\d{1,5}(?:[/?\#,;|]|$))                          # but not host:port/
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Before an @, the beginning of user:secret@ where the secret holds the / ? or # that it should have escaped."""
+
+_WORD_ENDS = re.compile(r'[\s"]')
 _KEY_VARIABLES = frozenset(name for p in PROVIDER_CREDENTIALS.values() for name in p.key_env_vars)
 
 
@@ -104,10 +112,18 @@ def never_sent(name: str) -> bool:
 def has_url_credentials(value: str) -> bool:
     """Whether the value holds a URL with credentials, as https://user:secret@host.
 
-    A secret may hold the / ? or # that it should have escaped. A user alone is no secret (ssh://git@host), but in http
-    and https it is a token (https://token@host).
+    A secret may hold the / ? or # that it should have escaped, unless at most five digits stand before it: that is a
+    port (http://registry:5000/image@sha256:12). A user alone is no secret (ssh://git@host), but in http and https it is
+    a token (https://token@host). Takes time linear in the length of the value.
     """
-    return _URL_CREDENTIALS.search(value) is not None
+    if _URL_CREDENTIALS.search(value) is not None:
+        return True
+    # Not one expression with an @ at its end: from every :// of a list it would go through the rest of the list.
+    for word in _WORD_ENDS.split(value):
+        at = word.rfind("@")
+        if at >= 0 and _USER_AND_COLON.search(word, 0, at + 1) is not None:
+            return True
+    return False
 
 
 def travelling_environment(env: Mapping[str, str], patterns: Iterable[str] = DEFAULT_PATTERNS) -> Travelling:

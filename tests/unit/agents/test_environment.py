@@ -77,7 +77,13 @@ def test_patterns_replace_the_defaults_and_case_counts() -> None:
             "https://u:#secret@h",
             "x://u:12secret/@h",
         ),
-        *("postgres://u:123456/secret@h",),
+        *(
+            "postgres://u:123456/secret@h",
+            "https://u://secret@h",
+            "https://u,v:secret/w@h",
+            "http://a,http://u:secret/@b",
+        ),
+        *("http://a:80,http://u:secret/w@b", 'http://h "https://u:secret/w@h"', "http://u:secret/w,http://b/x@y"),
     ],
 )
 def test_a_url_with_credentials_stays_and_a_warning_names_its_variable(value: str) -> None:
@@ -96,10 +102,21 @@ def test_a_url_with_credentials_stays_and_a_warning_names_its_variable(value: st
         *("ssh://git@host/x", "ssh://git@host:22/x@y", "git+ssh://git@host:org/repo@v1", "ftp://anonymous@host"),
         *("http://registry:5000/image@sha256:12", "http://[::1]:8080/a@b", '{"url": "http://h:80", "mail": "a@b"}'),
         *("http://a:80,http://b:81/x@y", "https://host/?next=a:b@c"),
+        *("http://a,http://b/x@y", "http://a;http://b/x@y", "a://b|c://d/x@y", "a://b:80|c://d/x@y"),
+        "http://user:123/45@host",  # Taken for a port; docs/agent-calls.md says so.
     ],
 )
 def test_other_values_have_no_credentials(value: str) -> None:
     assert not has_url_credentials(value)
+
+
+@pytest.mark.parametrize("before", ["", "a@b,", "a@b "])
+@pytest.mark.parametrize(
+    "url", ["http://a,", "http://a/,", "http://a:80,", "http://a:80/x ", "a://", "a://b:", "a://b,"]
+)
+def test_a_long_list_of_urls_is_read_once(before: str, url: str) -> None:
+    # Half an hour, if it were read again from every URL on.
+    assert not has_url_credentials(before + url * 100_000)
 
 
 def test_the_call_s_variables_go_over_the_host_s() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -56,6 +57,9 @@ def digest_of(number: str) -> bytes:
         ["0.1", "1e-1", "0.10"],
         ["100000000000000000000", "1e20", "1E+20"],
         ["9007199254740992", "9007199254740992.0"],
+        ["-9007199254740994", "-9007199254740994.0", "-9.007199254740994e15"],
+        [str(int(1e300)), "1e300"],
+        ["1e400", "1e999"],
     ],
 )
 def test_the_spelling_of_a_number_is_not_content(spellings: list[str]) -> None:
@@ -64,8 +68,22 @@ def test_the_spelling_of_a_number_is_not_content(spellings: list[str]) -> None:
 
 def test_other_numbers_are_other_content_beyond_doubles_too() -> None:
     beyond = ["9007199254740992", "9007199254740993", "9007199254740994", str(10**400), str(10**400 + 1), "1e400"]
+    beyond += ["-1e400", str(10**300), "1e300", str(int(1e300) + 1)]
     others = ["1", "true", '"1"', "1.5", "null", "-1", "0", "false", *beyond]
     assert len({digest_of(other) for other in others}) == len(others)
+
+
+def test_integers_of_a_prompt_are_not_read_one_by_one() -> None:
+    def calls(count: int) -> int:
+        seen: list[str] = []
+        sys.setprofile(lambda frame, event, arg: seen.append(event) if event == "call" else None)
+        try:
+            content_digest("m:f", {"prompt": list(range(count))}, {}, None)
+        finally:
+            sys.setprofile(None)
+        return len(seen)
+
+    assert calls(1000) == calls(1)
 
 
 def test_arguments_too_deep_for_this_worker_are_400() -> None:
