@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from miles_ref.errors import MilesRefError, UsageError
+from miles_ref.limits import MAX_DEPTH
 
 
 class InfraAbort(Exception):
@@ -70,9 +71,6 @@ class WorkerReplyError(InfraAbort):
     def __str__(self) -> str:
         return f"{self.reason}: the worker {self.url} gave an outcome that is none: {self.fault}"
 
-
-MAX_DEPTH = 200
-"""Levels of lists and objects in a value or a report: the other side may read no deeper. Also the session server's."""
 
 Reporter = Callable[[bytes], None]
 """Takes one item as JSON text."""

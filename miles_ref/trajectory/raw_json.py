@@ -11,13 +11,11 @@ from typing import Any
 
 import msgspec
 
+from miles_ref.limits import MAX_DEPTH
 from miles_ref.tokens.exact_json import is_deeper
 
 Raw = msgspec.Raw
 Buffer = bytes | bytearray | memoryview | msgspec.Raw
-
-MAX_DEPTH = 200
-"""Deeper values are refused: templates, matchers and encoders recurse, and would fail after the commit."""
 
 _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
@@ -47,7 +45,10 @@ def cut_list(text: Buffer) -> list[Raw]:
 
 
 def parse(text: Buffer) -> Any:
-    """The value of a JSON text, integers exact at any size. Raises RawJSONError, also beyond MAX_DEPTH levels."""
+    """The value of a JSON text, integers exact at any size. Raises RawJSONError, also beyond MAX_DEPTH levels.
+
+    Deeper values are refused because templates, matchers and encoders recurse, and would fail after the commit.
+    """
     value = parse_any_depth(text)
     view = bytes(memoryview(text))
     if view.count(b"[") + view.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):

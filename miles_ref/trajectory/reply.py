@@ -16,10 +16,10 @@ from typing import Any
 import pybase64
 
 from miles_ref.errors import GenerationAbortedError, UpstreamResponseError
+from miles_ref.limits import MAX_DEPTH
 from miles_ref.tokens.exact_json import is_deeper
 from miles_ref.trajectory.node import ReplayField
 from miles_ref.trajectory.raw_json import (
-    MAX_DEPTH,
     Buffer,
     RawJSONError,
     cut_list,

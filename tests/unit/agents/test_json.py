@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from miles_ref.agents.api import MAX_DEPTH, strict_json
+from miles_ref.agents.api import strict_json
 from miles_ref.agents.framing import FrameError, read_json
 from miles_ref.agents.http_client import MAX_RETRY_AFTER, Unanswered, _parse, _seconds
 from miles_ref.agents.machine import json_text
+from miles_ref.limits import MAX_DEPTH
 
 
 def nested(levels: int, inner: Any = None) -> Any:

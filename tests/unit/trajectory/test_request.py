@@ -5,7 +5,7 @@ import json
 import pytest
 
 from miles_ref.errors import MessageValidationError
-from miles_ref.trajectory.raw_json import MAX_DEPTH
+from miles_ref.limits import MAX_DEPTH
 from miles_ref.trajectory.request import ChatRequest, MessageList, Seen
 
 MESSAGES = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "zwei ü"}, {"role": "user"}]
