@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -94,12 +94,20 @@ class CellRun:
         self._reported = asyncio.Event()
         self._pid: int | None = None
         self._opening: asyncio.Task[None] | None = None
-        window = SHORT_WINDOW if cell.delete is Delete.LOST or cell.moment is Moment.LOST else LONG_WINDOW
-        self._settings = AgentSettings(worker_urls=(proxy.url,), window=window)
+        # Through the proxy a poll is held to its end, also one that the caller has left: it counts as polling.
+        self._settings = AgentSettings(worker_urls=(proxy.url,), window=LONG_WINDOW, poll_wait=SHORT_WINDOW / 2)
 
     def start(self) -> asyncio.Task[str]:
         """Make the call."""
         return asyncio.create_task(self._call(), name=self.cell.id)
+
+    def set_window(self) -> None:
+        """A worker that is out of reach from here on is soon given up.
+
+        Not before: however slow everything else is, the call must get to where the abort is to find it.
+        """
+        if self.cell.delete is Delete.LOST or self.cell.moment is Moment.LOST:
+            object.__setattr__(self._settings, "window", SHORT_WINDOW)
 
     async def _call(self) -> str:
         scope = OWN if self.cell.call is CallScope.SET else None
@@ -222,7 +230,8 @@ async def run_cell(cell: Cell, shared: Workers) -> Result:
             run = CellRun(cell, proxy, gate, url)
             run.prepare()
             call = run.start()
-            await run.reach_moment()
+            await _unless_over(call, run.reach_moment())
+            run.set_window()
             if doomed is not None:
                 os.killpg(doomed.pid, signal.SIGKILL)
             run.set_delete()
@@ -235,6 +244,16 @@ async def run_cell(cell: Cell, shared: Workers) -> Result:
             await abort
             gone = await run.child_gone()
             return Result(outcome, gone, run.reports, await shared.witnesses.say(cell))
+
+
+async def _unless_over(call: asyncio.Task[str], moment: Coroutine[Any, Any, None]) -> None:
+    """Wait for a moment. Raises AssertionError for a call that ends before it, with what it ended with."""
+    reaching = asyncio.create_task(moment)
+    await asyncio.wait({call, reaching}, return_when=asyncio.FIRST_COMPLETED)
+    if not reaching.done():
+        reaching.cancel()
+        raise AssertionError(f"the call was over before its moment: {await _outcome(call)}")
+    await reaching
 
 
 async def _outcome(call: asyncio.Task[str]) -> str:
