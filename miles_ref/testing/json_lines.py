@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import queue
-import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from miles_ref.testing.programs import Program, ProgramError
@@ -92,7 +92,8 @@ class JsonLinesProgram:
             raise
         # Lines of the one before must not be taken for this one's.
         self._lines = queue.SimpleQueue()
-        threading.Thread(target=_read, args=(self._program, self._lines), daemon=True).start()
+        assert self._program.process.stdout is not None
+        self._program.in_background(self._program.process.stdout, partial(_read, self._program, self._lines))
         hello = self._exchange({"hello": PROTOCOL})
         kinds = hello.get("kinds")
         if hello.get("hello") != PROTOCOL or not isinstance(kinds, list):
@@ -105,20 +106,21 @@ class JsonLinesProgram:
     def _exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
         assert self._program is not None
         # A thread: a program that reads nothing would keep a large case from being written, for ever.
-        writer = (self._program, self._lines, json.dumps(message).encode() + b"\n")
-        threading.Thread(target=_write, args=writer, daemon=True).start()
+        line = json.dumps(message).encode() + b"\n"
+        assert self._program.process.stdin is not None
+        self._program.in_background(self._program.process.stdin, partial(_write, self._program, self._lines, line))
         try:
-            line = self._lines.get(timeout=ANSWER_TIMEOUT)
+            answered = self._lines.get(timeout=ANSWER_TIMEOUT)
         except queue.Empty:
             raise self._fault(f"the program gives no answer within {ANSWER_TIMEOUT:g} s") from None
-        if not line:
+        if not answered:
             raise self._fault("the program ended, or closed its input")
         try:
-            answer = json.loads(line)
+            answer = json.loads(answered)
         except ValueError as error:
-            raise self._fault(f"the program wrote a line that is no JSON: {line[:200]!r}") from error
+            raise self._fault(f"the program wrote a line that is no JSON: {answered[:200]!r}") from error
         if not isinstance(answer, dict):
-            raise self._fault(f"the program wrote a line that is no object: {line[:200]!r}")
+            raise self._fault(f"the program wrote a line that is no object: {answered[:200]!r}")
         return answer
 
     def _fault(self, what: str) -> ProgramError:

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 from urllib.parse import urlsplit
 
@@ -22,6 +22,8 @@ from miles_ref.errors import MilesRefError
 
 START_TIMEOUT = 90.0
 """Seconds that a program may need until it serves."""
+
+_STREAM_SECONDS = 2.0  # a process that left the program's group may hold its pipes open for ever
 
 
 class ProgramError(MilesRefError):
@@ -34,6 +36,7 @@ class Program:
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bool = False) -> None:
         self.argv = list(argv)
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._threads: list[tuple[IO[bytes], threading.Thread]] = []
         try:
             self.process = subprocess.Popen(
                 self.argv,
@@ -53,10 +56,17 @@ class Program:
         self._words.seek(max(0, size - most))
         return self._words.read().decode("utf-8", "replace").strip()
 
+    def in_background(self, stream: IO[bytes], work: Callable[[], object]) -> None:
+        """Do in a thread what may block on `stream`, one of the process's pipes; `close` waits for it."""
+        thread = threading.Thread(target=work, name=f"pipe of {self.argv[0]}", daemon=True)
+        self._threads = [one for one in self._threads if one[1].is_alive()]
+        self._threads.append((stream, thread))
+        thread.start()
+
     def wait_healthy(self, url: str, timeout: float = START_TIMEOUT) -> None:
         """Return when GET /health answers 200. Raises ProgramError when it ends or the time is over."""
         assert self.process.stdout is not None
-        threading.Thread(target=self.process.stdout.read, daemon=True).start()
+        self.in_background(self.process.stdout, self.process.stdout.read)
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             if self.process.poll() is not None:
@@ -75,15 +85,23 @@ class Program:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self, grace: float = 15.0) -> None:
-        """SIGTERM, after the grace SIGKILL to the group; then every descriptor is given back."""
+        """SIGTERM, after the grace SIGKILL to the group; then every descriptor is given back.
+
+        Except a pipe that a process out of the group's reach holds open, with a thread of ours blocked on it: to close
+        it would wait for that thread.
+        """
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(grace)
         self.kill()
         self.process.wait()
+        end = time.monotonic() + _STREAM_SECONDS
+        for _, thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        busy = [stream for stream, thread in self._threads if thread.is_alive()]
         for stream in (self.process.stdin, self.process.stdout, self._words):
-            if stream is not None:
+            if stream is not None and stream not in busy:
                 with contextlib.suppress(OSError):
                     stream.close()
 
