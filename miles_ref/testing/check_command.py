@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -122,14 +126,15 @@ def check_command(
             provides=provides,
             judge_plugin=partial(IsolatedPlugins, seconds=case_timeout),
         )
-        try:
-            open_outputs([lines, *forms.values()])
-            verdicts = []
-            for verdict in run_all(cases, chosen):
-                verdicts.append(verdict)
-                _progress(len(verdicts), len(cases), quiet)
-        finally:
-            chosen.close()
+        with _sigterm_exits():
+            try:
+                open_outputs([lines, *forms.values()])
+                verdicts = []
+                for verdict in run_all(cases, chosen):
+                    verdicts.append(verdict)
+                    _progress(len(verdicts), len(cases), quiet)
+            finally:
+                chosen.close()
     except MilesRefError as error:
         raise UsageFailure(str(error)) from error
     verdicts, problems = apply_expectations(verdicts, known)
@@ -161,6 +166,19 @@ def report_command(lines: Path, **forms: Path | None) -> None:
         raise UsageFailure(str(error)) from error
     click.echo(report.sentence)
     sys.exit(0 if report.good else 1)
+
+
+@contextmanager
+def _sigterm_exits() -> Iterator[None]:
+    """SIGTERM becomes SystemExit, so that what the target started is ended; not where somebody else handles it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _progress(done: int, total: int, quiet: bool) -> None:

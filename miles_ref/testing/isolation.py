@@ -2,10 +2,11 @@
 
 The parent sends a line, the child answers with a line:
 
--> {"plugins": {"picker": ...}, "sys_path": [...]}       <- {"loaded": true} or {"refused": "why"}
+-> {"plugins": {"picker": ...}}                          <- {"loaded": true} or {"refused": "why"}
 -> {"case": {...}}                                       <- {"id": "...", "outcome": "failed", "details": [...]}
 
-The child keeps these two pipes to itself: what a plugin prints goes to standard error, and it reads nothing.
+The child keeps these two pipes to itself: what a plugin prints goes to standard error, and it reads nothing. A third,
+silent pipe ends when the parent does, and the child's group with it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import threading
 from collections.abc import Mapping
 from typing import IO, Any
 
+from miles_ref.agents.child_main import PACKAGE_PARENT, guard
 from miles_ref.errors import MilesRefError, UsageError
 from miles_ref.testing.cases import Case, parse_case
 from miles_ref.testing.check import judge
@@ -35,6 +37,10 @@ MOST_LOST = 3
 """Processes that may be lost before the run is given up."""
 
 _GRACE = 2.0  # seconds for a child that was told to end
+
+# The path comes before the first import: the parent may know this package by its working directory, or by a path that
+# was added at run time. As an argument, not as PYTHONPATH, which what a plugin starts would inherit.
+_START = f"import sys, json; sys.path[:] = json.loads(sys.argv.pop()); from {__name__} import main; main()"
 
 
 class IsolatedPlugins:
@@ -93,7 +99,7 @@ class IsolatedPlugins:
     def _start(self) -> _Child:
         child = _Child()
         try:
-            answer = child.ask({"plugins": self._plugins, "sys_path": sys.path}, max(self._seconds, CASE_SECONDS))
+            answer = child.ask({"plugins": self._plugins}, max(self._seconds, CASE_SECONDS))
             if "loaded" not in answer:
                 raise UsageError(str(answer.get("refused", answer)))
         except BaseException:
@@ -111,13 +117,22 @@ class _Child:
     """The process, in a group of its own. Its standard error is ours."""
 
     def __init__(self) -> None:
-        # -P: the working directory is no place to import from unless the parent's path has it.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        path = [*sys.path, *([] if PACKAGE_PARENT in sys.path else [PACKAGE_PARENT])]
+        read_end, self._guard = os.pipe()
+        try:
+            # -P: the working directory is no place to import from unless the parent's path has it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _START, str(read_end), json.dumps(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=(read_end,),
+            )
+        except BaseException:
+            os.close(self._guard)
+            raise
+        finally:
+            os.close(read_end)
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="verdicts of a plugin", daemon=True)
         self._reader.start()
@@ -162,6 +177,7 @@ class _Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        os.close(self._guard)
         self._reader.join(_GRACE)  # longer only where a child of its own, out of our reach, holds the pipe open
         if not self._reader.is_alive():
             self._process.stdout.close()
@@ -178,14 +194,16 @@ def _ending(process: subprocess.Popen[bytes], seconds: float) -> str:
 def serve(requests: IO[str], answers: IO[str]) -> None:
     """The child: load the plugins, then judge case by case until the parent closes its end."""
 
+    own = os.getpid()
+
     def answer(message: Mapping[str, Any]) -> None:
+        if os.getpid() != own:
+            os._exit(0)  # A plugin forked, and this is the copy: its answer would be taken for the next case's.
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
-    first = json.loads(requests.readline())
-    sys.path[:] = first["sys_path"]
     try:
-        target = PluginTarget(**first["plugins"])
+        target = PluginTarget(**json.loads(requests.readline())["plugins"])
     except MilesRefError as error:
         answer({"refused": str(error)})
         return
@@ -197,13 +215,12 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
 
 def main() -> None:
     """Take the two pipes away from 0 and 1, where a plugin would find them, and serve."""
+    silent = int(sys.argv.pop())
+    os.set_inheritable(silent, False)
+    guard(silent)
     with os.fdopen(os.dup(0), encoding="utf-8") as requests, os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
         os.dup2(2, 1)
         serve(requests, answers)
-
-
-if __name__ == "__main__":
-    main()

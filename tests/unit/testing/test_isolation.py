@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+import miles_ref
 from miles_ref.errors import UsageError
 from miles_ref.testing.check_command import check_command
 from miles_ref.testing.corpus import corpus_root
@@ -36,6 +42,16 @@ def ends_with_two(leaf_samples):
 
 def hangs(leaf_samples):
     threading.Event().wait()
+
+
+def hangs_with_a_pipe(leaf_samples):
+    os.open(os.environ["ALIVE"], os.O_WRONLY)
+    threading.Event().wait()
+
+
+def forks(leaf_samples):
+    os.fork()
+    return leaf_samples
 
 
 def prints(leaf_samples):
@@ -129,3 +145,39 @@ def test_modules_are_found_where_the_parent_finds_them(tmp_path: Path, monkeypat
         IsolatedPlugins(picker="only_here:pick")
     monkeypatch.syspath_prepend(str(tmp_path))
     IsolatedPlugins(picker="only_here:pick").close()
+
+
+def test_a_plugin_that_forks_answers_once_a_case(file: Path) -> None:
+    done = check("-q", "--picker", f"{file}:forks", *only("one-leaf", "two-roots", "chain"))
+    assert done.output == f"picker {file}:forks holds in all 3 judged cases.\n"
+
+
+def test_the_package_is_found_where_the_parent_found_it(file: Path, tmp_path: Path) -> None:
+    """By a path that the run itself added, in an interpreter without packages of its own."""
+    added = [str(Path(miles_ref.__file__).parents[1]), sysconfig.get_path("purelib")]
+    code = (
+        f"import sys; sys.path += {added!r}\n"
+        "from miles_ref.testing.isolation import IsolatedPlugins\n"
+        f"IsolatedPlugins(picker={f'{file}:hangs'!r}).close()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    python = Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
+    subprocess.run([python, "-S", "-c", code], env=environment, cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_plugin_that_hangs_does_not_outlive_the_run(
+    number: signal.Signals, status: int, file: Path, tmp_path: Path
+) -> None:
+    alive = tmp_path / "alive"
+    os.mkfifo(alive)
+    command = [sys.executable, "-m", "miles_ref", "check", LAWS, "--picker", f"{file}:hangs_with_a_pipe"]
+    run = subprocess.Popen([*command, *only("one-leaf")], env={**os.environ, "ALIVE": str(alive)})
+    try:
+        with alive.open("rb") as held:  # opens when the plugin holds the other end
+            run.send_signal(number)
+            assert run.wait(60) == status
+            assert held.read() == b""  # the plugin's process has ended
+    finally:
+        run.kill()
+        run.wait()
