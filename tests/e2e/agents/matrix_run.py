@@ -18,7 +18,7 @@ from miles_ref.process import ReadyProcess
 from tests.e2e.agents.gate import Gate
 from tests.e2e.agents.matrix import CANCELLED_ERROR, AbortScope, Caller, CallScope, Cell, Delete, Expected, Moment
 from tests.e2e.agents.proxy import Proxy, hold, hold_reply, lose_request
-from tests.e2e.agents.support import worker_process
+from tests.e2e.agents.support import shorten_window, worker_process
 from tests.e2e.agents.witness import Witnesses
 
 OWN = "10.0.0.1:30000"
@@ -107,7 +107,7 @@ class CellRun:
         Not before: however slow everything else is, the call must get to where the abort is to find it.
         """
         if self.cell.delete is Delete.LOST or self.cell.moment is Moment.LOST:
-            object.__setattr__(self._settings, "window", SHORT_WINDOW)
+            shorten_window(self._settings, SHORT_WINDOW)
 
     async def _call(self) -> str:
         scope = OWN if self.cell.call is CallScope.SET else None

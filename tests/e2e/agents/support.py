@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from miles_ref.agents import AgentSettings
 from miles_ref.process import ReadyProcess
 
 AGENTS = "miles_ref.testing.agents:"
@@ -31,6 +32,14 @@ def worker_process(*flags: str, env: dict[str, str] | None = None) -> Iterator[R
             yield process
         finally:
             process.stop(grace=0)
+
+
+def shorten_window(settings: AgentSettings, seconds: float) -> None:
+    """Let the calls of these settings give a worker up so soon from now on.
+
+    A call whose window is short from the start may be over before it is where the test wants it.
+    """
+    object.__setattr__(settings, "window", seconds)
 
 
 class Reports(list[Any]):

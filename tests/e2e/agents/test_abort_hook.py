@@ -13,7 +13,7 @@ import pytest
 from miles_ref.agents import AgentSettings, InfraAbort, call_agent_abort_hook, call_agent_function
 from miles_ref.agents.client import IN_FLIGHT
 from tests.e2e.agents.proxy import Proxy, hold, swallow_request
-from tests.e2e.agents.support import AGENTS, Reports, worker_process
+from tests.e2e.agents.support import AGENTS, Reports, shorten_window, worker_process
 
 SCOPE = "10.0.0.1:30000"
 
@@ -25,9 +25,14 @@ def worker() -> Iterator[str]:
 
 
 def start(
-    url: str, reports: Reports, scope: str | None = SCOPE, *, mode: str = "worker", window: float = 60
+    url: str,
+    reports: Reports,
+    scope: str | None = SCOPE,
+    *,
+    mode: str = "worker",
+    settings: AgentSettings | None = None,
 ) -> asyncio.Task[Any]:
-    settings = AgentSettings(worker_urls=(url,), window=window)
+    settings = settings or AgentSettings(worker_urls=(url,))
     kwargs = {"n": 2, "pause": 0.05}
     return asyncio.create_task(
         call_agent_function(
@@ -86,8 +91,10 @@ async def test_it_returns_when_the_delete_was_answered_and_not_when_the_cleanup_
 async def test_it_gives_a_delete_up_that_nobody_answers(worker: str) -> None:
     async with Proxy(worker) as proxy:
         reports = Reports()
-        task = start(proxy.url, reports, window=1.0)
+        settings = AgentSettings(worker_urls=(proxy.url,), poll_wait=0.5)
+        task = start(proxy.url, reports, settings=settings)
         await reports.reach(1)
+        shorten_window(settings, 1.0)
         proxy.on("DELETE", "/calls/", swallow_request)
         proxy.on("GET", "cancel=1", swallow_request)
         await call_agent_abort_hook(SCOPE)

@@ -35,7 +35,7 @@ from tests.e2e.agents.proxy import (
     swallow_request,
     truncate,
 )
-from tests.e2e.agents.support import AGENTS, FORGED_FRAMES, Reports, ends, worker_process
+from tests.e2e.agents.support import AGENTS, FORGED_FRAMES, Reports, ends, shorten_window, worker_process
 
 SHORT = 1.5
 LONG = 60.0
@@ -210,8 +210,10 @@ async def test_a_network_that_is_cut_for_a_while(proxy: Proxy) -> None:
 @pytest.mark.parametrize("act", [lose_request, lose_reply, swallow_request, swallow_reply])
 async def test_a_network_that_is_cut_for_good_after_the_submit(proxy: Proxy, act: Act) -> None:
     reports = Reports()
-    running = asyncio.create_task(call("wait", settings(proxy.url, window=SHORT), reports.append))
+    how = settings(proxy.url, poll_wait=0.5, poll_margin=1)
+    running = asyncio.create_task(call("wait", how, reports.append))
     await reports.reach(1)
+    shorten_window(how, SHORT)
     proxy.on("GET", "/calls/", act)
     with pytest.raises(InfraAbort) as caught:
         await running
@@ -412,8 +414,8 @@ async def test_a_full_worker_is_waited_for_outside_the_window() -> None:
         first = asyncio.create_task(call("wait", settings(process.url), reports.append))
         await reports.reach(1)
         async with Proxy(process.url) as proxy:
-            second = asyncio.create_task(call("echo", settings(proxy.url, window=0.5), x=2))
-            _, answer = await proxy.saw_answer("POST", "/calls", count=3)
+            second = asyncio.create_task(call("echo", settings(proxy.url, window=2.5), x=2))
+            _, answer = await proxy.saw_answer("POST", "/calls", count=5)
             assert answer.status == 429
             assert not second.done()
             first.cancel()
@@ -430,10 +432,10 @@ async def test_what_a_full_worker_asks_for_is_outside_the_window_beside_one_that
         async def full(forward: Forward) -> Answer:
             _, health = await proxy.saw_answer("GET", "/health")
             body = {"boot_id": json.loads(health.body)["boot_id"], "code": "full", "error": "full"}
-            return Answer(429, {"Retry-After": "3"}, json.dumps(body).encode())
+            return Answer(429, {"Retry-After": "5"}, json.dumps(body).encode())
 
         proxy.on("POST", "/calls", full, times=1)
-        assert await call("echo", settings("http://127.0.0.1:9", proxy.url, window=SHORT), x=3) == {"x": 3}
+        assert await call("echo", settings("http://127.0.0.1:9", proxy.url, window=4), x=3) == {"x": 3}
         assert len(submits(proxy)) == 2
 
 

@@ -128,7 +128,9 @@ class TestAppendOnly:
     def test_a_second_root_is_refused(self, toys: Any, content: str, overlap: int) -> None:
         session = toys.Session("v2", strict_append_only=True)
         session.say([toys.user("u")], "a")
-        with pytest.raises(MessageValidationError, match=f"0 messages matched, best overlap {overlap}, request length 1"):
+        with pytest.raises(
+            MessageValidationError, match=f"0 messages matched, best overlap {overlap}, request length 1"
+        ):
             session.turn([toys.user(content)])
 
     def test_a_sibling_is_refused(self, toys: Any) -> None:
