@@ -26,6 +26,7 @@ def step_fault(raw: Mapping[str, Any]) -> str | None:
 
 def _faults(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     jobs: set[str] = set()
+    hung_up: set[str] = set()
     for index, step in enumerate(steps):
         do = step["do"]
         at = f"input.steps[{index}] ({do})"
@@ -37,11 +38,16 @@ def _faults(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{at}.as is {step['as']!r}, a job that is not joined yet"
         if do == "start":
             jobs.add(step["as"])
+            hung_up.discard(step["as"])
+        if do == "hang_up":
+            hung_up.add(step["job"])
         if do == "join":
             jobs.discard(step["job"])
         yield from _marker_faults(step.get("expect"), f"{at}.expect")
         inner = step.get("step", {})
         yield from _marker_faults(inner.get("expect"), f"{at}.step ({inner.get('do')}).expect")
+    for name in sorted(jobs - hung_up):
+        yield f"input.steps: the job {name!r} is never joined, so what it expects is not judged"
 
 
 def _expects(step: Mapping[str, Any]) -> bool:

@@ -99,6 +99,23 @@ def test_a_case_that_judges_nothing_is_an_error(kind: str, given: Any, said: str
 
 
 @pytest.mark.parametrize("kind", ["http", "worker"])
+def test_a_job_that_is_never_joined_is_an_error(kind: str) -> None:
+    start = {"do": "start", "step": {"do": "health", "expect": {"status": 999}}, "as": "j"}
+    join = {"do": "join", "job": "j"}
+    for steps in ([start], [start, join, HEALTH, start]):
+        with pytest.raises(CaseError, match="the job 'j' is never joined"):
+            parse_case(raw(kind, *steps))
+    parse_case(raw(kind, start, join))
+
+
+def test_a_job_that_is_hung_up_needs_no_join() -> None:
+    start = {"do": "start", "step": {"do": "health", "expect": {"status": 200}}, "as": "j"}
+    http(start, {"do": "hang_up", "job": "j"}, HEALTH)
+    with pytest.raises(CaseError, match="the job 'k' is never joined"):
+        http(start, {**start, "as": "k"}, {"do": "hang_up", "job": "j"})
+
+
+@pytest.mark.parametrize("kind", ["http", "worker"])
 def test_what_is_expected_of_all_steps_at_once_is_an_error(kind: str) -> None:
     with pytest.raises(CaseError, match=r"expect: unknown key 'status'.*each step has its own expect"):
         parse_case({**raw(kind, HEALTH), "expect": {"status": 200}})
