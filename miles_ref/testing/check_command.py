@@ -18,9 +18,10 @@ from typing import Any
 import click
 
 from miles_ref import __version__
-from miles_ref.errors import MilesRefError
+from miles_ref.errors import MilesRefError, UsageError
 
 _PATH = click.Path(path_type=Path)
+_MOST_SECONDS = 86400  # a day
 _OUT = click.Path(path_type=Path, dir_okay=False, writable=True)
 
 
@@ -52,6 +53,12 @@ def _config(context: click.Context, parameter: click.Parameter, text: str | None
     return value
 
 
+def _seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 < value <= _MOST_SECONDS:  # neither holds for nan
+        raise click.BadParameter(f"{value:g} is no time: more than 0 and at most {_MOST_SECONDS} seconds")
+    return value
+
+
 @click.command("check")
 @click.argument("paths", nargs=-1, type=_PATH)
 @click.option("--picker", help="Judge a picker: an installed name, pkg.module.fn or ./file.py:fn.")
@@ -67,11 +74,10 @@ def _config(context: click.Context, parameter: click.Parameter, text: str | None
 @click.option("--provides", multiple=True, metavar="NAME", help="An optional capability that the target has.")
 @click.option(
     "--case-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
-    show_default=True,
+    type=float,
+    callback=_seconds,
     metavar="SECONDS",
-    help="How long a plugin may take for one case.",
+    help="How long a plugin may take for one case; 60.",
 )
 @click.option("-k", "--select", "patterns", multiple=True, metavar="GLOB", help="Only cases whose id matches.")
 @click.option("--tag", "tags", multiple=True, help="Only cases with one of these tags.")
@@ -89,7 +95,7 @@ def check_command(
     server_version: str | None,
     server_config: dict[str, Any] | None,
     provides: tuple[str, ...],
-    case_timeout: float,
+    case_timeout: float | None,
     patterns: tuple[str, ...],
     tags: tuple[str, ...],
     expectations: Path | None,
@@ -106,12 +112,14 @@ def check_command(
     from miles_ref.testing.check import check_provides, run_all, select
     from miles_ref.testing.corpus import corpus_root
     from miles_ref.testing.expectations import apply_expectations, read_expectations
-    from miles_ref.testing.isolation import IsolatedPlugins
+    from miles_ref.testing.isolation import CASE_SECONDS, IsolatedPlugins
     from miles_ref.testing.report import Report, open_outputs, write_reports
     from miles_ref.testing.targets import choose_target
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     try:
+        if case_timeout is not None and picker is merger is plugin_set is None:
+            raise UsageError("--case-timeout is for --picker, --merger and --plugin-set: give one, or leave it out")
         known = read_expectations(expectations) if expectations else []
         cases = select(load_cases(paths or [corpus_root()]), patterns, tags)
         check_provides(cases, provides)
@@ -124,7 +132,7 @@ def check_command(
             server_version=server_version,
             server_config=server_config,
             provides=provides,
-            judge_plugin=partial(IsolatedPlugins, seconds=case_timeout),
+            judge_plugin=partial(IsolatedPlugins, seconds=case_timeout or CASE_SECONDS),
         )
         with _sigterm_exits():
             try:

@@ -6,7 +6,9 @@ run that broke off is never read as a good one. No clock here: `started` is pass
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -99,12 +101,16 @@ def from_lines(lines: Iterable[str]) -> Report:
 def open_outputs(paths: Iterable[Path | None]) -> None:
     """Empty the files that a report goes to, before the run: none is lost at its end, no old one is taken for it.
 
+    What is there and no file, such as a named pipe, is left closed: who reads it would take that for the report's end.
     Raises UsageError for a file that cannot be written.
     """
     for path in paths:
         if path is not None:
             try:
-                path.write_bytes(b"")
+                if path.is_file() or not path.exists():
+                    path.write_bytes(b"")
+                elif path.is_dir() or not os.access(path, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EISDIR if path.is_dir() else errno.EACCES))
             except OSError as error:
                 raise UsageError(f"the report {path} cannot be written: {error.strerror or error}") from error
 

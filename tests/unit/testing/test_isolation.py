@@ -181,3 +181,17 @@ def test_a_plugin_that_hangs_does_not_outlive_the_run(
     finally:
         run.kill()
         run.wait()
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e10", "0", "-1", "86401"])
+def test_a_time_that_is_none_is_a_mistake_in_the_command(seconds: str, file: Path) -> None:
+    done = check("--picker", f"{file}:hangs", "--case-timeout", seconds, *only("one-leaf"))
+    assert done.exit_code == 2
+    assert "more than 0 and at most 86400 seconds" in done.output
+
+
+@pytest.mark.parametrize("target", [[], ["--target", "program:none"]])
+def test_a_time_for_plugins_is_refused_where_there_is_none(target: list[str]) -> None:
+    done = check(*target, "--case-timeout", "5", *only("one-leaf"))
+    assert done.exit_code == 2
+    assert "--case-timeout is for --picker" in done.output

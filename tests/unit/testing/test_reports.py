@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,7 +11,7 @@ import pytest
 
 from miles_ref.errors import UsageError
 from miles_ref.testing.expectations import apply_expectations, read_expectations
-from miles_ref.testing.report import Report, from_lines, to_badge, to_html, to_junit, to_lines
+from miles_ref.testing.report import Report, from_lines, open_outputs, to_badge, to_html, to_junit, to_lines
 from miles_ref.testing.verdict import Outcome, Verdict
 
 GOOD = Verdict("v1/fold/one", Outcome.PASSED, "assemble", "why one", "pipeline.md#fold", (), 0.5)
@@ -141,3 +143,23 @@ def test_entries_need_a_reason_and_stand_once(tmp_path: Path, text: str) -> None
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_expectations(tmp_path / "none.txt")
+
+
+def test_outputs_are_emptied_and_a_pipe_is_left_alone(tmp_path: Path) -> None:
+    file, pipe, new = (tmp_path / name for name in ("file", "pipe", "new"))
+    file.write_text("an old report")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        open_outputs([file, pipe, None, new])
+        # Opened and closed by a writer, the pipe would be at its end: poll then says so.
+        seen = select.poll()
+        seen.register(reader)
+        assert seen.poll(0) == []
+    finally:
+        os.close(reader)
+    assert file.read_bytes() == new.read_bytes() == b""
+    with pytest.raises(UsageError, match="cannot be written: Is a directory"):
+        open_outputs([tmp_path])
+    with pytest.raises(UsageError, match="none/report cannot be written: No such file"):
+        open_outputs([tmp_path / "none" / "report"])
