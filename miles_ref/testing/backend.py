@@ -96,6 +96,16 @@ class ScriptedBackend:
             await self._runner.cleanup()
             self._runner = None
 
+    def close_connections(self) -> int:
+        """Close the connections that clients keep, and listen on; returns how many there were."""
+        assert self._runner is not None
+        assert self._runner.server is not None
+        kept = self._runner.server.connections
+        for connection in kept:
+            if connection.transport is not None:
+                connection.transport.close()
+        return len(kept)
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from miles_ref.testing.cases import parse_case
-from miles_ref.testing.kinds.worker import repeated, run_worker_case, worker_flags
+from miles_ref.testing.kinds.worker import WorkerRun, repeated, run_worker_case, worker_flags
 
 WORKER = [sys.executable, "-m", "miles_ref.worker"]
 
@@ -67,7 +67,14 @@ def test_a_restart_waits_for_a_worker_that_drains(told: list[dict[str, Any]]) ->
 
 
 def test_a_worker_that_does_not_end_is_not_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miles_ref.testing.kinds.worker.UNTIL_TIMEOUT", 5.0)
+    restart = WorkerRun._restart
+
+    def impatient(self: WorkerRun) -> list[str]:
+        # Here alone, so that the call has its time to start.
+        monkeypatch.setattr("miles_ref.testing.kinds.worker.UNTIL_TIMEOUT", 0.2)
+        return restart(self)
+
+    monkeypatch.setattr(WorkerRun, "_restart", impatient)
     started = {"do": "until", "call": "a", "after": 0, "wait": 0, "expect": {"body": {"state": "running"}}}
     (found,) = run(SUBMIT, started, {"do": "sigterm"}, {"do": "restart"}, cancel_grace=60.0)
     assert found.startswith("step 3 (restart) the worker still runs after")
