@@ -73,23 +73,37 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return CaseFile.from_parent(parent, path=file_path) if is_case_file(file_path) else None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse an expectation that matches no case that was collected, and a capability that none requires."""
-    cases = [item.case for item in items if isinstance(item, CaseItem)]
-    if not cases:
-        return
-    if provides := config.getoption("--miles-provides"):
-        from miles_ref.errors import UsageError
-        from miles_ref.testing.check import check_provides
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Refuse an expectation that matches no case that was collected, and a capability that none requires.
 
-        try:
-            check_provides(cases, provides)
-        except UsageError as error:
-            raise pytest.UsageError(f"--miles{str(error)[1:]}") from error
+    A process of pytest-xdist cannot end the run by an error of usage: its only test then is one that says the mistake.
+    """
+    wrong = _mistake(config, [item.case for item in items if isinstance(item, CaseItem)])
+    if wrong is not None and not hasattr(config, "workerinput"):
+        raise pytest.UsageError(wrong)
+    yield
+    if wrong is not None:
+        items[:] = [MistakeItem.from_parent(session, name="miles-ref options", mistake=wrong)]
+
+
+def _mistake(config: pytest.Config, cases: list[Case]) -> str | None:
+    """What the options say of cases that are not among the collected ones; where there are none, nothing."""
+    if not cases:
+        return None
+    from miles_ref.errors import UsageError
+    from miles_ref.testing.check import check_provides
+
+    try:
+        check_provides(cases, config.getoption("--miles-provides"))
+    except UsageError as error:
+        return f"--miles{str(error)[1:]}"
     for entry in known_failures(config):
         if not any(entry.matches(case.id) for case in cases):
-            raise pytest.UsageError(f"{entry.where}: {entry.pattern!r} matches no case that was collected")
+            return f"{entry.where}: {entry.pattern!r} matches no case that was collected"
+    return None
 
 
 def known_failures(config: pytest.Config) -> list[ExpectedFailure]:
@@ -222,3 +236,23 @@ class CaseItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Where the case stands."""
         return self.path, None, self.case.id
+
+
+class MistakeItem(pytest.Item):
+    """A mistake in the options, as a test that fails."""
+
+    def __init__(self, *, mistake: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.mistake = mistake
+
+    def runtest(self) -> None:
+        """Raises CaseFailure."""
+        raise CaseFailure(self.mistake)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The mistake alone."""
+        return self.mistake
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """No file: it stands on the command line."""
+        return self.path, None, self.name

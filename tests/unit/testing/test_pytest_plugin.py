@@ -155,6 +155,19 @@ def test_a_mistake_is_said_once_however_many_processes(
     result.stderr.fnmatch_lines(["ERROR: *there is no file*none.py*"])
 
 
+@pytest.mark.parametrize("option", ["--miles-provides", "--miles-expectations"])
+def test_what_concerns_no_case_is_one_failed_test_of_many_processes(pytester: pytest.Pytester, option: str) -> None:
+    corpus(pytester.path, CASE, {**CASE, "id": "tokens/match/two"})
+    (pytester.path / "typo").write_text("tokens/other/*  # ours says yes\n")
+    target = ["--miles-target", "program:none"] if option == "--miles-provides" else []
+    result = run(pytester, "-p", "xdist", "-n", "1", *target, option, "typo", "-k", "two")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(failed=1)
+    said = "--miles-provides 'typo': no chosen case" if target else "typo:1: 'tokens/other/[*]' matches no case"
+    result.stdout.fnmatch_lines([f"{said}*"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
 def test_a_plugin_is_built_once_for_all_cases(pytester: pytest.Pytester) -> None:
     laws = json.loads((ROOT / "v2" / "laws" / "forests.json").read_text())[:3]
     corpus(pytester.path, *laws)
