@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from miles_ref.errors import CaseError
+from miles_ref.testing.compare import first_difference
 from miles_ref.testing.references import References
 from miles_ref.testing.subset import exact_differences, subset_differences
 
@@ -79,3 +80,25 @@ def test_texts_become_token_ids() -> None:
     }
     with pytest.raises(CaseError):
         References().resolve({"$ids": ["ab"]})
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        ("<i4", "int32", True),
+        ("i4", "int32", True),
+        ("u1", "uint8", True),
+        (">i4", "int32", False),
+        ("int64", "int32", False),
+        ("word", "int32", False),
+        (None, "float64", False),
+    ],
+)
+def test_a_dtype_has_several_names(left: Any, right: str, same: bool) -> None:
+    array = {"shape": [1], "data": [1]}
+    expected, observed = {"a": {"dtype": left, **array}}, {"a": {"dtype": right, **array}}
+    assert (first_difference(expected, observed) is None) == same
+    assert (exact_differences(expected, observed) == []) == same
+    # Elsewhere a name is a text.
+    assert first_difference({"dtype": left}, {"dtype": right}) is not None
+    assert subset_differences({"dtype": left}, {"dtype": right}) != []
