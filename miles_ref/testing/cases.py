@@ -2,22 +2,30 @@
 
 The form of a case stands in the corpus' schema.json; what no schema can say is checked here and in
 `miles_ref.testing.steps`. All of it before anything runs. A handed vector may lack `why`, `tags`, `config` and
-`version`; the corpus requires them (`golden_case` of the schema).
+`version`; the corpus requires them (`golden_case` of the schema). What may be spelled in several ways is brought to one
+(`miles_ref.testing.normalize`).
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from miles_ref.errors import CaseError
 from miles_ref.testing.corpus import is_case_file, root_of
+from miles_ref.testing.normalize import normalized, trim_fault, version_of
 from miles_ref.testing.schema import first_fault
 from miles_ref.testing.steps import step_fault
+
+MOST_FAULTS = 20
+"""Faults that one message shows; a mistake in a generator repeats itself in each case."""
+
+VERSIONED = ("assemble", "encode", "decode", "http")
+"""Kinds that a version matters to."""
 
 CONFIG_DEFAULTS: Mapping[str, Any] = {
     "tokenizer": "bytes",
@@ -46,7 +54,7 @@ CONFIG_DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One case. `config` holds all keys, defaults filled in; `version` is "v1" where the case does not say."""
+    """One case. `config` holds all keys, defaults filled in; a `version` that it lacks is that of `version_of`."""
 
     id: str
     kind: str
@@ -57,28 +65,54 @@ class Case:
     tags: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=lambda: dict(CONFIG_DEFAULTS))
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The case as it was loaded, with the keys that are for people and for the corpus' own checks."""
+    """The case as it was loaded and normalized, with the keys that are for people and for the corpus' own checks."""
 
 
 def load_cases(paths: Iterable[str | Path]) -> list[Case]:
     """The cases of files; a folder stands for every .json and .json.gz file below it, in a fixed order.
 
-    Raises CaseError for what is missing, no JSON, not of the format, or an id that is there twice.
+    Raises CaseError for what is missing, no JSON, not of the format, or an id that is there twice: a line a fault, of
+    all files, so that they can be mended at once; of each case its first.
     """
     cases: list[Case] = []
     where: dict[str, Path] = {}
-    for file in _files(paths):
-        for case in parse_file(file):
+    faults: list[str] = []
+    for file in _files(paths, faults):
+        for case in _parsed(file, faults):
             if case.id in where:
-                raise CaseError(f"{file}: the id {case.id!r} is used twice, first in {where[case.id]}")
-            where[case.id] = file
+                faults.append(f"{file}: the id {case.id!r} is used twice, first in {where[case.id]}")
+            where.setdefault(case.id, file)
             cases.append(case)
+    _raise(faults)
     return cases
 
 
 def parse_file(file: Path) -> list[Case]:
-    """The cases of one file: one case or a list of cases. Raises CaseError."""
-    return [parse_case(case, f"{file}: ") for case in read_file(file)]
+    """The cases of one file: one case or a list of cases. Raises CaseError, as `load_cases`."""
+    faults: list[str] = []
+    cases = _parsed(file, faults)
+    _raise(faults)
+    return cases
+
+
+def _parsed(file: Path, faults: list[str]) -> list[Case]:
+    """The sound cases of a file; what is wrong with the others is added to `faults`."""
+    cases = []
+    try:
+        for raw in read_file(file):
+            try:
+                cases.append(parse_case(raw, f"{file}: "))
+            except CaseError as error:
+                faults.append(str(error))
+    except CaseError as error:
+        faults.append(str(error))
+    return cases
+
+
+def _raise(faults: Sequence[str]) -> None:
+    if faults:
+        more = [f"and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+        raise CaseError("\n".join([*faults[:MOST_FAULTS], *more]))
 
 
 def read_file(file: Path) -> list[Any]:
@@ -114,32 +148,35 @@ def parse_case(raw: Any, where: str = "") -> Case:
         raise CaseError(f"{where}a case has no id: {raw!r:.80}")
     where = f"{where}{raw['id']}: "
     try:
-        fault = first_fault(raw, "case") or step_fault(raw) or forest_fault(raw)
+        fault = first_fault(raw, "case") or step_fault(raw) or forest_fault(raw) or trim_fault(raw)
     except RecursionError:
         fault = "what a step expects is nested too deeply to be read"
     if fault is not None:
-        raise CaseError(f"{where}{fault}")
+        version, why = version_of(raw)
+        taken = f" (version is absent; the case was taken for {version}, {why})" if why is not None else ""
+        raise CaseError(f"{where}{fault}{taken if raw.get('kind') in VERSIONED else ''}")
+    raw = normalized(raw)
     return Case(
         id=raw["id"],
         kind=raw["kind"],
         input=raw["input"],
         expect=raw.get("expect", {}),
-        version=raw.get("version", "v1"),
+        version=raw["version"],
         why=raw.get("why", ""),
         tags=tuple(raw.get("tags", ())),
-        config={**CONFIG_DEFAULTS, **raw.get("config", {})},
+        config={**CONFIG_DEFAULTS, **raw["config"]},
         raw=raw,
     )
 
 
-def _files(paths: Iterable[str | Path]) -> Iterable[Path]:
+def _files(paths: Iterable[str | Path], faults: list[str]) -> Iterable[Path]:
     for path in map(Path, paths):
         if path.is_dir():
             yield from sorted(file for file in path.rglob("*.json*") if _holds_cases(file))
         elif path.is_file():
             yield path
         else:
-            raise CaseError(f"{path}: no such file or folder")
+            faults.append(f"{path}: no such file or folder")
 
 
 def _holds_cases(file: Path) -> bool:

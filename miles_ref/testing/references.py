@@ -25,7 +25,8 @@ class References:
         """A copy of `value` in which references are replaced. Raises CaseError for one that leads nowhere.
 
         `{"$ref": "name.path"}` is a saved value; `{"$ids": [...]}` a list of token ids, each text in it encoded
-        on its own; `"$tokens": text` in an object becomes its output_token_logprobs, with -k/128 for the k-th token.
+        on its own; `"$tokens": text` in an object becomes its output_token_logprobs, with -k/128 for the k-th token,
+        as does `"output_token_logprobs": {"$tokens": text}`.
         """
         mark = marker(value)
         if mark is not None and mark[0] == "$ref":
@@ -33,15 +34,22 @@ class References:
         if mark is not None and mark[0] == "$ids":
             return self._ids(mark[1])
         if isinstance(value, Mapping):
-            out = {key: self.resolve(item) for key, item in value.items() if key != "$tokens"}
+            out = {key: self._member(key, item) for key, item in value.items() if key != "$tokens"}
             if "$tokens" in value:
-                out["output_token_logprobs"] = [
-                    [0 - k / 128, token] for k, token in enumerate(self._ids(value["$tokens"]))
-                ]
+                out["output_token_logprobs"] = self._pairs(value["$tokens"])
             return out
         if isinstance(value, list):
             return [self.resolve(item) for item in value]
         return value
+
+    def _member(self, key: str, value: Any) -> Any:
+        mark = marker(value)
+        if key == "output_token_logprobs" and mark is not None and mark[0] == "$tokens":
+            return self._pairs(mark[1])
+        return self.resolve(value)
+
+    def _pairs(self, text: Any) -> list[list[Any]]:
+        return [[0 - k / 128, token] for k, token in enumerate(self._ids(text))]
 
     def _ids(self, parts: Any) -> list[int]:
         if self._encode is None:

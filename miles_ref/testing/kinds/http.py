@@ -1,7 +1,7 @@
 """Cases of kind http: steps against a running session server whose backend the steps script (cases.md, http).
 
 Beyond cases.md, for cases that are read by people:
-`$name` in a request's path is the id of the session created as `name`; a string body is sent as it is;
+`$name` or `{name}` in a request's path is the id of the session created as `name`; a string body is sent as it is;
 `backend` may be a list of replies; `{"fail": "cut"}` breaks the backend's reply in its middle;
 `{"do": "hang_up", "job": name}` closes the client's connection of a started step; `{"do": "until",
 "step": ...}` repeats a step until it holds, within a bound.
@@ -31,7 +31,7 @@ from miles_ref.testing.compare import show
 from miles_ref.testing.kinds.codec import wire_sample
 from miles_ref.testing.programs import ProgramError
 from miles_ref.testing.references import References
-from miles_ref.testing.subset import exact_differences, subset_differences
+from miles_ref.testing.subset import exact_differences, marker, subset_differences
 from miles_ref.tokens.tokenizer import load_tokenizer
 from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, decode_samples_and_merge_input_sample
 
@@ -98,6 +98,8 @@ class HttpRun:
         self._refs = References(encode)
         self._fields = SAMPLES_VALUE_SPEC_V2 if version == "v2" else SAMPLES_VALUE_SPEC
         self._sessions: dict[str, str] = {}
+        self._created: set[str] = set()
+        self._last: tuple[Reply, Any] | None = None
         self._jobs: dict[str, _Job] = {}
 
     def run(self, steps: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -111,7 +113,7 @@ class HttpRun:
         finally:
             for job in self._jobs.values():
                 self._abandon(job)
-            for session in set(self._sessions.values()):
+            for session in self._created:
                 with suppress(OSError, http.client.HTTPException):  # what matters was judged already
                     self._send("DELETE", f"/sessions/{session}", None, {})
 
@@ -129,7 +131,7 @@ class HttpRun:
             case "join":
                 return self._join(step)
             case "until":
-                return self._until(step["step"])
+                return self._until(step)
         exchange = self._open_exchange(step)
         try:
             reply = self._call(step, self._connect())
@@ -137,14 +139,22 @@ class HttpRun:
             self._server.backend.end(exchange)
         return self._judge(step, reply, exchange)
 
-    def _until(self, step: Mapping[str, Any]) -> list[str]:
-        """Repeat a step until it holds, for what happens after a client has gone."""
+    def _until(self, until: Mapping[str, Any]) -> list[str]:
+        """Repeat a step until it holds, for what happens after a client has gone. `save` keeps the reply that did."""
         end = time.monotonic() + UNTIL_TIMEOUT
-        while found := self._step(step):
+        while found := self._step(until["step"]):
             if time.monotonic() > end:
-                return [f"after {UNTIL_TIMEOUT:.0f} s still: {line}" for line in found]
+                return [*(f"after {UNTIL_TIMEOUT:.0f} s still: {line}" for line in found), *self._last_reply()]
             time.sleep(0.01)
+        if "save" in until and self._last is not None:
+            self._refs.save(until["save"], self._last[1])
         return []
+
+    def _last_reply(self) -> list[str]:
+        if self._last is None:
+            return []
+        reply, _ = self._last
+        return [f"the last reply was {reply.status} {show(reply.text, 400)}"]
 
     # Sending
 
@@ -167,14 +177,17 @@ class HttpRun:
             case "health":
                 return "GET", "/health", None, headers
             case "request":
-                return step["method"], self._path(step["path"], session), body, headers
+                return step["method"], self._path(self._refs.resolve(step["path"]), session), body, headers
             case other:
                 raise CaseError(f"no such step: {other!r}")
 
-    def _path(self, path: str, session: str | None) -> str:
+    def _path(self, given: Any, session: str | None) -> str:
+        if not isinstance(given, str):
+            raise CaseError(f"path: the $ref leads to {show(given)}, not to a text")
+        path: str = given
         for name in sorted(self._sessions, key=len, reverse=True):
-            path = path.replace(f"${name}", self._sessions[name])
-        return path.replace("$s", session) if session else path
+            path = path.replace(f"{{{name}}}", self._sessions[name]).replace(f"${name}", self._sessions[name])
+        return path.replace("{s}", session).replace("$s", session) if session else path
 
     def _connect(self) -> http.client.HTTPConnection:
         at = urlsplit(self._server.url)
@@ -264,11 +277,7 @@ class HttpRun:
             found.append(f"status: got {reply.status} {show(reply.text)}, expected {expect['status']}")
         if "body" in expect:
             found += subset_differences(expect["body"], reply.json(), "body")
-        found += [
-            f"body: {show(part)} is not in {show(reply.text)}"
-            for part in expect.get("text_mentions", [])
-            if part not in reply.text
-        ]
+        found += _unmentioned(expect.get("text_mentions", []), reply)
         found += self._headers(expect.get("headers", {}), reply)
         if "content_type" in expect:
             found += subset_differences(expect["content_type"], reply.media_type, "content type")
@@ -277,16 +286,31 @@ class HttpRun:
         if "samples" in expect:
             found += self._samples(expect["samples"], reply)
         if "sse" in expect:
-            found += subset_differences(expect["sse"], _events(reply.text), "sse")
+            found += _sse(expect["sse"], reply)
         return found
 
     def _keep(self, step: Mapping[str, Any], reply: Reply) -> None:
-        value = reply.json() if reply.raw else None
-        if step["do"] == "create" and isinstance(value, dict) and "session_id" in value:
-            self._sessions[step["as"]] = value["session_id"]
-            self._refs.save(step["as"], value)
+        value = self._value(step, reply)
+        self._last = reply, value
+        if step["do"] == "create" and isinstance(value, dict) and isinstance(value.get("session_id"), str):
+            self._created.add(value["session_id"])
+            if "as" in step:
+                self._sessions[step["as"]] = value["session_id"]
+                self._refs.save(step["as"], value)
         if "save" in step:
             self._refs.save(step["save"], value)
+
+    def _value(self, step: Mapping[str, Any], reply: Reply) -> Any:
+        """What a `$ref` to the reply finds: JSON; of a samples payload what `expect.samples` compares."""
+        if step["do"] == "samples" and reply.status == 200:
+            with suppress(DecodeError):
+                return self._decoded(reply)
+        return reply.json() if reply.raw else None
+
+    def _decoded(self, reply: Reply) -> dict[str, Any]:
+        got = decode_samples_and_merge_input_sample(reply.raw, Sample(), fields=self._fields)
+        samples = [wire_sample(sample, self._fields) for sample in got.samples]
+        return {"samples": samples, "empty_reason": got.empty_reason, "session_metadata": got.session_metadata}
 
     @staticmethod
     def _headers(expected: Mapping[str, Any], reply: Reply) -> list[str]:
@@ -301,23 +325,68 @@ class HttpRun:
                 found.append(f"header {name}: sent {len(got)} times {show(got)}")
         return found
 
-    def _samples(self, expected: Mapping[str, Any], reply: Reply) -> list[str]:
+    def _samples(self, expected: Any, reply: Reply) -> list[str]:
+        if isinstance(expected, list):
+            expected = {"samples": expected}
+        elif isinstance(expected, Mapping) and "error" in expected:
+            return _refusal(expected, reply)
+        elif isinstance(expected, Mapping) and "samples" in expected:
+            expected = {"empty_reason": None, **expected}
+        else:
+            raise CaseError(f"expect.samples: the $ref leads to {show(expected)}, not to samples")
         if reply.status != 200:
             return [f"samples: got status {reply.status} {show(reply.text)}, expected a payload"]
         try:
-            got = decode_samples_and_merge_input_sample(reply.raw, Sample(), fields=self._fields)
+            got = self._decoded(reply)
         except DecodeError as error:
             return [f"samples: the payload cannot be decoded: {error}"]
-        samples = [wire_sample(sample, self._fields) for sample in got.samples]
-        found = exact_differences(expected["samples"], samples, "samples")
-        found += exact_differences(expected["empty_reason"], got.empty_reason, "empty_reason")
+        found = exact_differences(expected["samples"], got["samples"], "samples")
+        if "empty_reason" in expected:
+            found += exact_differences(expected["empty_reason"], got["empty_reason"], "empty_reason")
         if "session_metadata" in expected:
-            found += subset_differences(expected["session_metadata"], got.session_metadata, "session_metadata")
+            found += subset_differences(expected["session_metadata"], got["session_metadata"], "session_metadata")
         return found
 
 
 def _json_bytes(body: Any) -> bytes | None:
     return None if body is None else json.dumps(body).encode()
+
+
+def _refusal(expected: Mapping[str, Any], reply: Reply) -> list[str]:
+    """What of `{"error": status, "mentions": [...]}` does not hold."""
+    if reply.status != expected["error"]:
+        return [f"samples: got status {reply.status} {show(reply.text)}, expected {expected['error']}"]
+    return _unmentioned(expected.get("mentions", []), reply)
+
+
+def _unmentioned(expected: Any, reply: Reply) -> list[str]:
+    """The texts that are not in the reply's; what is no text, which a `$ref` may lead to, is one as JSON."""
+    parts = expected if isinstance(expected, list) else [expected]
+    texts = [part if isinstance(part, str) else json.dumps(part) for part in parts]
+    return [f"body: {show(text)} is not in {show(reply.text)}" for text in texts if text not in reply.text]
+
+
+def _sse(expected: Any, reply: Reply) -> list[str]:
+    if reply.media_type != "text/event-stream":
+        return [f"sse: the reply is no event stream, its content type is {show(reply.media_type)}"]
+    return subset_differences(_payloads(expected), _events(reply.text), "sse")
+
+
+def _payloads(expected: Any) -> Any:
+    """Expected events; a text is the raw payload of one, whole, so that it is parsed as the reply's are."""
+    mark = marker(expected)
+    if mark is not None:
+        return {mark[0]: _payloads(mark[1])}
+    return [_payload(item) for item in expected] if isinstance(expected, list) else expected
+
+
+def _payload(item: Any) -> Any:
+    if not isinstance(item, str):
+        return item
+    try:
+        return {"$exact": json.loads(item)}
+    except ValueError:
+        return item
 
 
 def _events(text: str) -> list[Any]:
@@ -340,7 +409,13 @@ def _backend_request(expected: Any, requests: Sequence[Mapping[str, Any]]) -> li
         return [f"the backend was called {len(requests)} times, expected once"]
     whole = isinstance(expected, Mapping) and set(expected) <= WHOLE_REQUEST and bool(expected)
     if not whole:
-        return subset_differences(expected, requests[0]["body"], "backend_request")
+        got = requests[0]
+        found = subset_differences(expected, got["body"], "backend_request")
+        if found and got["body"] is None:
+            return [
+                f"backend_request: {got['method']} {got['path']} came with an empty body, expected {show(expected)}"
+            ]
+        return found
     headers = dict(expected.get("headers", {}))
     absent = {"$absent": True}
     wanted = {**expected, "headers": {k.lower(): absent if v is None else v for k, v in headers.items()}}

@@ -239,12 +239,15 @@ class WorkerRun:
     def _until(self, step: Mapping[str, Any]) -> list[str]:
         end = time.monotonic() + UNTIL_TIMEOUT
         while True:
-            found = self._judge(step, self._call(step))
+            reply = self._call(step)
+            found = self._judge(step, reply)
             self._note_children()
             if not found:
                 return []
             if time.monotonic() > end:
-                return [f"after {UNTIL_TIMEOUT:.0f} s still: {line}" for line in found]
+                status, _, raw = reply
+                last = f"the last reply was {status} {show(raw.decode('utf-8', 'replace'), 400)}"
+                return [*(f"after {UNTIL_TIMEOUT:.0f} s still: {line}" for line in found), last]
             time.sleep(0.02)
 
     def _call(self, step: Mapping[str, Any]) -> Reply:
@@ -321,7 +324,8 @@ def repeated(until: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "step" in until:
         inner = until["step"]
-        return {**inner, "expect": {**inner.get("expect", {}), **until.get("expect", {})}}
+        kept = {"save": until["save"]} if "save" in until else {}
+        return {**inner, **kept, "expect": {**inner.get("expect", {}), **until.get("expect", {})}}
     return {**until, "do": "poll" if "call" in until else "calls"}
 
 

@@ -48,7 +48,7 @@ def test_what_a_case_leaves_out_are_the_defaults() -> None:
         (match_case(kills=[1]), r"kills\[0\] is 1"),
         (match_case(config={"tokeniser": "bytes"}), "config: unknown key 'tokeniser'"),
         (match_case(config=None), "config is None"),
-        (match_case(input={"stored": STORED, "replayed": STORED}), "input has no matcher"),
+        (match_case(input={"stored": STORED}), "input has no replayed"),
         (match_case(input={**match_case()["input"], "note": 1}), "input: unknown key 'note'"),
         (match_case(input=[]), r"input is \[\]"),
         (match_case(expect={}), "expect has no match"),
@@ -60,7 +60,7 @@ def test_what_a_case_leaves_out_are_the_defaults() -> None:
         (match_case(config={"speculative": 1}), "config.speculative is 1, not true or false"),
         (match_case(config={"flags": "--x"}), "config.flags is '--x', not a list"),
         (match_case(Kills=["x"]), "unknown key 'Kills'; did you mean 'kills'"),
-        (match_case(kind="assemble", input={"nodes": []}), "unknown key 'nodes'"),
+        (match_case(kind="assemble", version="v1", input={"nodes": []}), "unknown key 'nodes'"),
         (match_case(kind="assemble", version="v2", input={"records": []}), "unknown key 'records'"),
     ],
 )
@@ -85,7 +85,7 @@ NONE = {"samples": [], "empty_reason": "no_records"}
     [
         ("assemble", "v1", {"records": []}, {"error": 422, "mentions": "etr"}, "expect.mentions is 'etr', not a list"),
         ("assemble", "v1", {"records": []}, {"error": 422, "mentions": [3]}, r"expect.mentions\[0\] is 3, not a text"),
-        ("assemble", "v1", {"records": []}, {"error": 422}, "expect has no mentions"),
+        ("assemble", "v1", {"records": []}, {}, "expect has no samples"),
         ("assemble", "v1", {"records": []}, {"eror": 422, "mentions": []}, "key 'eror'; did you mean 'error'"),
         ("assemble", "v1", {"records": []}, {"error": 500, "mentions": []}, "expect.error is 500; known are 422"),
         ("assemble", "v2", {"nodes": []}, {"laws": "total"}, "expect.laws is 'total', not a list"),
@@ -110,6 +110,119 @@ NONE = {"samples": [], "empty_reason": "no_records"}
 def test_every_value_has_its_type(kind: str, version: str, given: Any, expect: Any, said: str) -> None:
     with pytest.raises(CaseError, match=f"^f.json: a/b: .*{said}"):
         parse_case(data_case(kind, version, given, expect), "f.json: ")
+
+
+def test_integral_floats_are_integers_where_the_schema_says_integer() -> None:
+    record = {"timestamp": 2.0, "request": {"input_ids": [1.0]}}
+    given = {"nodes": [node(record=record), node(parent=0.0, token_ids=[1.0, 2])], "max_seq_len": 20.0}
+    config = {"num_layers": 2.0, "moe_router_topk": 1.0, "max_trim_tokens": 1.0, "max_nodes": 5.0}
+    case = parse_case({**data_case("assemble", "v2", given, NONE), "config": config})
+    first, second = case.input["nodes"]
+    found = [case.input["max_seq_len"], second["parent"], *second["token_ids"], *(case.config[key] for key in config)]
+    assert (found, {type(one) for one in found}) == ([20, 0, 1, 2, 2, 1, 1, 5], {int})
+    assert (type(first["record"]["timestamp"]), type(first["record"]["request"]["input_ids"][0])) == (float, float)
+    with pytest.raises(CaseError, match=r"input\.max_seq_len is 20\.5, not a whole number"):
+        parse_case(data_case("assemble", "v2", {**given, "max_seq_len": 20.5}, NONE))
+
+
+def test_integral_floats_are_integers_in_shapes_and_flags_but_not_in_bodies() -> None:
+    array = {"dtype": "int32", "shape": [2.0, 1, 1], "data": [1, 2]}
+    sample = {"rollout_routed_experts": array, "metadata": {"shape": [2.0]}}
+    for kind, given in (
+        ("encode", {"samples": [sample], "session_metadata": {}}),
+        ("decode", {"payload": "", "input_sample": sample}),
+    ):
+        case = parse_case(data_case(kind, "v1", given, {"error": "refused"}))
+        read = case.input["samples"][0] if kind == "encode" else case.input["input_sample"]
+        assert type(read["rollout_routed_experts"]["shape"][0]) is int
+        assert type(read["metadata"]["shape"][0]) is float
+    backend = {"status": 200.0, "body": {"status": 2.0}}
+    chat = {"do": "chat", "session": "s", "body": {"n": 1.0}, "backend": backend, "expect": {"status": 200.0}}
+    (step,) = parse_case(data_case("http", "v1", {"steps": [chat]}, {})).input["steps"]
+    assert [type(one) for one in (step["backend"]["status"], step["backend"]["body"]["status"])] == [int, float]
+    assert type(step["body"]["n"]) is float
+    health = {"do": "health", "expect": {"status": 200}}
+    case = parse_case(data_case("worker", "v1", {"config": {"max_calls": 2.0}, "steps": [health]}, {}))
+    assert str(case.input["config"]["max_calls"]) == "2"
+
+
+def assemble_case(case_id: str, given: Any, expect: Any = NONE, **more: Any) -> dict[str, Any]:
+    return {"id": case_id, "kind": "assemble", "input": given, "expect": expect, **more}
+
+
+@pytest.mark.parametrize(
+    ("case", "version"),
+    [
+        (assemble_case("v2/fold/a", {"nodes": []}), "v2"),
+        (assemble_case("v1/fold/a", {"records": []}), "v1"),
+        (assemble_case("fold/a", {"nodes": []}), "v2"),
+        (assemble_case("fold/a", {"records": []}), "v1"),
+        (assemble_case("v2", {"records": []}), "v1"),
+        (assemble_case("v2/fold/a", {"records": []}, version="v1"), "v1"),
+        ({"id": "v2/wire/a", "kind": "decode", "input": {"payload": ""}, "expect": {"error": "refused"}}, "v2"),
+    ],
+)
+def test_an_absent_version_is_that_of_the_id_or_of_the_input(case: Any, version: str) -> None:
+    assert parse_case(case).version == version
+    assert parse_case(case).raw["version"] == version
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        (assemble_case("v2/a", {"records": []}), "unknown key 'records'.*taken for v2, as the id begins with v2"),
+        (assemble_case("v1/a", {"nodes": []}), "unknown key 'nodes'.*taken for v1, as the id begins with v1"),
+        (assemble_case("a", {"nodes": [3]}), "taken for v2, as input has nodes"),
+        (assemble_case("a", {"recrds": []}), "taken for v1, as neither the id nor input says otherwise"),
+    ],
+)
+def test_a_fault_says_which_version_was_taken(case: Any, said: str) -> None:
+    with pytest.raises(CaseError, match=said):
+        parse_case(case)
+    with pytest.raises(CaseError) as told:
+        parse_case({**case, "version": "v1", "input": {"recrds": []}})
+    assert "taken for" not in str(told.value)
+
+
+def test_what_is_left_out_of_input_and_expect_is_filled_in() -> None:
+    match = match_case(input={"stored": STORED, "replayed": STORED}, config={"matcher": "role_content_only"})
+    assert parse_case(match).input["matcher"] == "role_content_only"
+    assert parse_case({**match, "config": {}}).input["matcher"] == "strict"
+    assert parse_case(match_case(config={"matcher": "role_content_only"})).input["matcher"] == "strict"
+    encoded = parse_case(data_case("encode", "v1", {"samples": []}, {"error": "refused"}))
+    assert (encoded.input["session_metadata"], encoded.input["empty_reason"]) == ({}, None)
+    assert encoded.expect == {"error": "refused", "mentions": []}
+    refused = parse_case(data_case("assemble", "v1", {"records": []}, {"error": 422}))
+    assert refused.expect == {"error": 422, "mentions": []}
+    some = parse_case(data_case("assemble", "v1", {"records": []}, {"samples": []}))
+    assert some.expect == {"samples": [], "empty_reason": None}
+
+
+@pytest.mark.parametrize(("family", "own"), [("default", 0), ("qwen3", 0), ("glm47", 1)])
+def test_the_trim_of_a_server_is_its_familys(family: str, own: int) -> None:
+    steps = {"steps": [{"do": "health", "expect": {"status": 200}}]}
+    case = data_case("http", "v1", steps, {})
+    read = parse_case({**case, "config": {"family": family, "max_trim_tokens": float(own)}})
+    assert read.config == parse_case({**case, "config": {"family": family}}).config
+    for other in {0, 1, 2} - {own}:
+        with pytest.raises(CaseError, match=f"max_trim_tokens is {other}, .*'{family}', {own}; write {own}"):
+            parse_case({**case, "config": {"family": family, "max_trim_tokens": other}})
+
+
+def test_the_faults_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([match_case("a", surprise=1), match_case("b"), match_case("c", why=3)]))
+    (tmp_path / "b.json").write_text("{")
+    (tmp_path / "c.json").write_text(json.dumps(match_case("b")))
+    with pytest.raises(CaseError) as told:
+        load_cases([tmp_path, tmp_path / "missing"])
+    lines = str(told.value).splitlines()
+    words = ("a.json: a: unknown key", "a.json: c: why is 3", "b.json: cannot be read", "'b' is used twice", "no such")
+    assert [word in line for word, line in zip(words, lines, strict=True)] == [True] * 5
+    (tmp_path / "a.json").write_text(json.dumps([match_case(f"a{at}", why=at) for at in range(23)]))
+    with pytest.raises(CaseError) as told:
+        load_cases([tmp_path / "a.json"])
+    lines = str(told.value).splitlines()
+    assert (len(lines), lines[-1]) == (21, "and 3 more")
 
 
 def test_a_field_of_a_counter_that_does_not_exist_is_an_error_that_names_it() -> None:

@@ -48,10 +48,17 @@ def worker(*steps: Any, **given: Any) -> Case:
         ("http", 3, " is 3, not an object"),
         ("http", {"do": ["chat"]}, ".do is "),
         ("http", {"do": "chat", "expect": {"status": 200}}, r" \(chat\) has no session"),
-        ("http", {"do": "create", "expect": {"status": 200}}, r" \(create\) has no as"),
+        ("http", {"do": "start", "step": HEALTH}, r" \(start\) has no as"),
+        ("http", {"do": "release", "job": "j", "expect": {"status": 200}}, r"\(release\).expect: .*gets no reply"),
         ("http", {"do": "health", "expect": {"status": "200"}}, "expect.status is '200', not a whole number"),
         ("http", {"do": "health", "expect": {"text_mentions": "ab"}}, "text_mentions is 'ab', not a list"),
-        ("http", {"do": "health", "expect": {"samples": {"samples": []}}}, "samples has no empty_reason"),
+        ("http", {"do": "health", "expect": {"samples": {"empty_reason": None}}}, "samples has no samples"),
+        ("http", {"do": "health", "expect": {"samples": {"error": "422"}}}, "samples.error is '422', not a whole"),
+        ("http", {"do": "health", "expect": {"samples": {"eror": 422}}}, "key 'eror'; did you mean 'error'"),
+        ("http", {"do": "health", "expect": {"samples": "x"}}, "samples is 'x', not an object or a list"),
+        ("http", {"do": "health", "expect": {"status": {"$rf": "a.b"}}}, r"key '\$rf'; did you mean '\$ref'"),
+        ("http", {"do": "health", "expect": {"status": {"$ref": 3}}}, r"status.\$ref is 3, not a text"),
+        ("http", {"do": "request", "method": "GET", "path": {"x": "a"}}, "path: unknown key 'x'"),
         ("http", {**HEALTH, "backend": "x"}, "backend is 'x', not null or an object or a list"),
         ("http", {**HEALTH, "backend": {"stat": 1}}, "backend: unknown key 'stat'; did you mean 'status'"),
         ("http", {**HEALTH, "backend": [{"fail": "conect"}]}, r"backend\[0\].fail is 'conect'; did you mean 'connect'"),
@@ -74,6 +81,7 @@ def worker(*steps: Any, **given: Any) -> Case:
         ("worker", {"do": "until", "expect": {}}, r" \(until\) expects nothing"),
         ("worker", {"do": "until", "stepp": {"do": "calls"}}, "unknown key 'stepp'; did you mean 'step'"),
         ("worker", {"do": "start", "step": {"do": "sigterm"}, "as": "j"}, ".step.do is 'sigterm'"),
+        ("worker", {"do": "poll", "call": "a", "cancel": 2}, r"\(poll\).cancel is 2; known are"),
     ],
 )
 def test_a_step_that_is_misspelt_is_an_error_that_names_it(kind: str, step: Any, said: str) -> None:
@@ -89,8 +97,6 @@ def test_a_step_that_is_misspelt_is_an_error_that_names_it(kind: str, step: Any,
         ({"steps": []}, "input.steps is a list of 0, and needs at least 1"),
         ({"steps": "ab"}, "input.steps is 'ab', not a list"),
         ({"step": HEALTH}, "input: unknown key 'step'; did you mean 'steps'"),
-        ({"steps": [{"do": "health"}]}, "no step expects anything"),
-        ({"steps": [{"do": "health", "expect": {}}]}, "no step expects anything"),
     ],
 )
 def test_a_case_that_judges_nothing_is_an_error(kind: str, given: Any, said: str) -> None:
@@ -113,6 +119,13 @@ def test_a_job_that_is_hung_up_needs_no_join() -> None:
     http(start, {"do": "hang_up", "job": "j"}, HEALTH)
     with pytest.raises(CaseError, match="the job 'k' is never joined"):
         http(start, {**start, "as": "k"}, {"do": "hang_up", "job": "j"})
+
+
+@pytest.mark.parametrize("step", [{"do": "health"}, {"do": "health", "expect": {}}])
+def test_an_http_case_expects_something_and_a_worker_case_always_does(step: dict[str, Any]) -> None:
+    with pytest.raises(CaseError, match="no step expects anything"):
+        http(step)
+    assert worker(step).input["steps"] == [step]
 
 
 @pytest.mark.parametrize("kind", ["http", "worker"])

@@ -38,6 +38,11 @@ def test_what_an_until_repeats() -> None:
         "expect": {"status": 200, **expect},
     }
     assert repeated({"do": "until", "call": "a", "after": 1, "expect": expect}) == {**poll, "expect": expect}
+    assert repeated({"do": "until", "step": {**poll, "expect": expect}, "save": "last"}) == {
+        **poll,
+        "save": "last",
+        "expect": expect,
+    }
     assert repeated({"do": "until", "expect": expect}) == {"do": "calls", "expect": expect}
 
 
@@ -53,7 +58,7 @@ SUBMIT = {"do": "submit", "call": "a", "fn": "block", "kwargs": {}}
 
 @pytest.mark.parametrize("told", [[{"do": "sigterm"}], []], ids=["after-sigterm", "while-it-runs"])
 def test_a_restart_waits_for_a_worker_that_drains(told: list[dict[str, Any]]) -> None:
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"do": "health", "save": "before"},
         {**SUBMIT, "expect": {"status": 200}},
         {"do": "until", "call": "a", "after": 0, "wait": 0, "expect": {"body": {"state": "running"}}},
@@ -84,3 +89,21 @@ def test_the_flat_until_polls_until_it_holds() -> None:
     submit = {"do": "submit", "call": "a", "fn": "echo", "kwargs": {"x": 1}}
     done = {"outcome": {"kind": "ok", "value": {"x": 1}}}
     assert run(submit, {"do": "until", "call": "a", "after": 0, "wait": 0, "expect": {"body": done}}) == []
+
+
+def test_a_cancel_of_one_is_true_and_a_case_may_expect_nothing() -> None:
+    cancel = {"do": "poll", "call": "a", "cancel": 1}
+    ended = {
+        "do": "until",
+        "step": {"do": "poll", "call": "a", "after": 0},
+        "expect": {"body": {"outcome": {"kind": "cancelled"}}},
+    }
+    assert run({**SUBMIT, "fn": "wait"}, cancel, {**ended, "save": "last"}, cancel_grace=5.0) == []
+    assert run({**SUBMIT, "fn": "wait"}) == []
+
+
+def test_an_until_that_never_holds_shows_the_last_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miles_ref.testing.kinds.worker.UNTIL_TIMEOUT", 0.0)
+    found = run({"do": "until", "expect": {"status": 404}})
+    assert "still: status: got 200" in found[0]
+    assert found[-1].startswith("step 0 (until) the last reply was 200 ")
