@@ -114,6 +114,9 @@ def test_a_repeated_id_is_found(tmp_path: Path) -> None:
         {"input": {"nodes": [], "more": 1}},
         {"expect": {"laws": ["no-such-law"]}},
         {"expect": {"samples": []}},
+        {"expect": {"error": 422}},
+        {"kind": "match", "input": {"stored": {}, "replayed": {}}, "expect": {"match": True}},
+        {"kind": "encode", "input": {"samples": []}, "expect": {"payload": ""}},
     ],
 )
 def test_the_schema_is_closed(changes: dict[str, Any]) -> None:
