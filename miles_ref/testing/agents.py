@@ -82,10 +82,10 @@ async def block(seconds: float = 3600.0, where: str = "thread", **kwargs: Any) -
     return {"blocked": seconds}
 
 
-async def grandchild(fork: bool = False, **kwargs: Any) -> dict[str, Any]:
+async def grandchild(fork: bool = False, stay: bool = False, **kwargs: Any) -> dict[str, Any]:
     """Leave a grandchild that ignores SIGTERM, in the call's process group, and return its pid.
 
-    With `fork` it also holds the call's channel.
+    With `fork` it also holds the call's channel. With `stay` the call goes on until it is cancelled.
     """
     if fork:
         pid = os.fork()
@@ -100,6 +100,8 @@ async def grandchild(fork: bool = False, **kwargs: Any) -> dict[str, Any]:
         process.stdout.readline()
         pid = process.pid
     report_to_caller({"grandchild": pid})
+    if stay:
+        await asyncio.Event().wait()
     return {"grandchild": pid}
 
 

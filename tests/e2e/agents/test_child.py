@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -415,11 +416,12 @@ def test_the_guardian_thread_of_other_systems_ends_the_group_too() -> None:
 
 async def test_nothing_leaks() -> None:
     await call("echo")
+    gc.collect()  # Else what tests before this one left to it is given back meanwhile.
     before = descriptors()
     for agent in ("echo", "exit", "killed", "missing"):
         with_errors = [call(agent) for _ in range(5)]
         await asyncio.gather(*with_errors, return_exceptions=True)
-    assert descriptors() == before
+    assert descriptors() <= before
     assert children() == []
 
 
