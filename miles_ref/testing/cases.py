@@ -17,7 +17,7 @@ from typing import Any
 
 from miles_ref.errors import CaseError
 from miles_ref.testing.corpus import is_case_file, root_of
-from miles_ref.testing.normalize import normalized, trim_fault, version_of
+from miles_ref.testing.normalize import CONFIG_DEFAULT_TRIM, normalized, trim_fault, version_of
 from miles_ref.testing.schema import first_fault
 from miles_ref.testing.steps import step_fault
 
@@ -30,7 +30,7 @@ VERSIONED = ("assemble", "encode", "decode", "http")
 CONFIG_DEFAULTS: Mapping[str, Any] = {
     "tokenizer": "bytes",
     "family": "default",
-    "max_trim_tokens": 0,
+    "max_trim_tokens": CONFIG_DEFAULT_TRIM,
     "num_layers": 0,
     "moe_router_topk": 0,
     "speculative": False,

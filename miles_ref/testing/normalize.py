@@ -12,6 +12,7 @@ from typing import Any
 from miles_ref.errors import UsageError
 from miles_ref.tokens.families import get_family
 
+CONFIG_DEFAULT_TRIM = 0
 _CONFIG = ("max_trim_tokens", "num_layers", "moe_router_topk", "max_nodes")
 _WORKER_CONFIG = ("max_calls", "report_budget_bytes")
 _INPUT = ("max_seq_len", "accumulated_token_ids")
@@ -33,7 +34,10 @@ def version_of(raw: Mapping[str, Any]) -> tuple[str, str | None]:
 
 
 def trim_fault(raw: Mapping[str, Any]) -> str | None:
-    """A max_trim_tokens of an http case that is not its family's: a server has no flag for it, so it has that one."""
+    """A max_trim_tokens of an http case that is neither the default, as if absent, nor its family's.
+
+    A server has no flag for it, so it always has that of the family.
+    """
     config = raw.get("config", {})
     if raw["kind"] != "http" or "max_trim_tokens" not in config:
         return None
@@ -43,7 +47,7 @@ def trim_fault(raw: Mapping[str, Any]) -> str | None:
     except UsageError:
         return None  # the server says which families there are
     given = config["max_trim_tokens"]
-    if given == own:
+    if given in (CONFIG_DEFAULT_TRIM, own):
         return None
     return (
         f"config.max_trim_tokens is {given}, and a session server has no flag for it: it takes that of the family "

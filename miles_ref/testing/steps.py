@@ -20,7 +20,7 @@ def step_fault(raw: Mapping[str, Any]) -> str | None:
     steps: Sequence[Mapping[str, Any]] = raw["input"]["steps"]
     fault = next(_faults(steps), None)
     # A worker case judges also that all children are gone at the end.
-    if fault is None and raw["kind"] == "http" and not any(_expects(step) for step in steps):
+    if fault is None and raw["kind"] == "http" and not _judges(steps):
         fault = "input.steps: no step expects anything, so the case judges nothing"
     return fault
 
@@ -49,6 +49,17 @@ def _faults(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from _marker_faults(inner.get("expect"), f"{at}.step ({inner.get('do')}).expect")
     for name in sorted(jobs - hung_up):
         yield f"input.steps: the job {name!r} is never joined, so what it expects is not judged"
+
+
+def _judges(steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether anything is expected of a step that gets a reply: a job's is looked at when it is joined."""
+    started: dict[str, bool] = {}
+    for step in steps:
+        if step["do"] == "start":
+            started[step["as"]] = _expects(step)
+        elif _expects(step) or (step["do"] == "join" and started[step["job"]]):
+            return True
+    return False
 
 
 def _expects(step: Mapping[str, Any]) -> bool:

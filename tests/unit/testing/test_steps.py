@@ -117,6 +117,8 @@ def test_a_job_that_is_never_joined_is_an_error(kind: str) -> None:
 def test_a_job_that_is_hung_up_needs_no_join() -> None:
     start = {"do": "start", "step": {"do": "health", "expect": {"status": 200}}, "as": "j"}
     http(start, {"do": "hang_up", "job": "j"}, HEALTH)
+    with pytest.raises(CaseError, match="judges nothing"):
+        http(start, {"do": "hang_up", "job": "j"})
     with pytest.raises(CaseError, match="the job 'k' is never joined"):
         http(start, {**start, "as": "k"}, {"do": "hang_up", "job": "j"})
 
