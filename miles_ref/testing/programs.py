@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -15,10 +16,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
 from miles_ref.errors import MilesRefError
+
+_LOWEST_PORT = 10_000
 
 START_TIMEOUT = 90.0
 """Seconds that a program may need until it serves."""
@@ -126,8 +130,24 @@ def healthy(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago, for programs that cannot choose one themselves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that was free a moment ago, for programs that cannot choose one themselves.
+
+    Not of those that the system gives away by itself, where it says which: one that it had given back could belong to
+    any connection by the time that the program listens.
+    """
+    given_away = _first_given_away()
+    for _ in range(100):
+        port = _LOWEST_PORT + secrets.randbelow(given_away - _LOWEST_PORT) if given_away > 2 * _LOWEST_PORT else 0
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise ProgramError(f"no free port among a hundred from {_LOWEST_PORT} to {given_away}; end what uses them")
+
+
+def _first_given_away() -> int:
+    """Where the range begins from which the system takes ports for connections; 0 where it does not say."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -29,7 +29,7 @@ from miles_ref.errors import CaseError
 from miles_ref.process import ProcessStartError, ReadyProcess
 from miles_ref.testing.cases import Case
 from miles_ref.testing.compare import show
-from miles_ref.testing.programs import ProgramError
+from miles_ref.testing.programs import ProgramError, free_port
 from miles_ref.testing.references import References
 from miles_ref.testing.subset import subset_differences
 
@@ -90,6 +90,8 @@ class WorkerRun:
         """The first step that does not hold, described; [] when all hold and no child is left."""
         with tempfile.TemporaryDirectory() as folder:
             self._flags = worker_flags(self._config, Path(folder))
+            if any(step["do"] == "restart" for step in steps):
+                self._port = free_port()  # Nobody gets it while it is down.
             try:
                 self._launch()
                 return self._walk(steps) or self._children_left()
