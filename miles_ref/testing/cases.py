@@ -147,12 +147,13 @@ def parse_case(raw: Any, where: str = "") -> Case:
     if not isinstance(raw.get("id"), str):
         raise CaseError(f"{where}a case has no id: {raw!r:.80}")
     where = f"{where}{raw['id']}: "
+    version, why = version_of(raw)
+    raw = {**raw, "version": version}
     try:
         fault = first_fault(raw, "case") or step_fault(raw) or forest_fault(raw) or trim_fault(raw)
     except RecursionError:
         fault = "what a step expects is nested too deeply to be read"
     if fault is not None:
-        version, why = version_of(raw)
         taken = f" (version is absent; the case was taken for {version}, {why})" if why is not None else ""
         raise CaseError(f"{where}{fault}{taken if raw.get('kind') in VERSIONED else ''}")
     raw = normalized(raw)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from miles_ref.errors import UsageError
+from miles_ref.testing.compare import is_array
 from miles_ref.tokens.families import get_family
 
 CONFIG_DEFAULT_TRIM = 0
@@ -17,11 +18,10 @@ _CONFIG = ("max_trim_tokens", "num_layers", "moe_router_topk", "max_nodes")
 _WORKER_CONFIG = ("max_calls", "report_budget_bytes")
 _INPUT = ("max_seq_len", "accumulated_token_ids")
 _NODE = ("parent", "token_ids")
-_ARRAY = {"dtype", "shape", "data"}
 
 
 def version_of(raw: Mapping[str, Any]) -> tuple[str, str | None]:
-    """A case's version, and where the case does not say: why it is this one. The same rule stands in schema.json."""
+    """A case's version, and where the case does not say: why it is this one."""
     if "version" in raw:
         return raw["version"], None
     first = raw["id"].partition("/")
@@ -56,12 +56,12 @@ def trim_fault(raw: Mapping[str, Any]) -> str | None:
 
 
 def normalized(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy, as deep as it differs, of a case that is of the schema's form."""
+    """A copy, as deep as it differs, of a case that has a version and is of the schema's form."""
     kind = raw["kind"]
     config = _whole(raw.get("config", {}), _CONFIG)
     if kind == "http":
         config.pop("max_trim_tokens", None)  # the family's own, see trim_fault
-    case = {**raw, "version": version_of(raw)[0], "config": config, "input": _input(kind, raw["input"], config)}
+    case = {**raw, "config": config, "input": _input(kind, raw["input"], config)}
     if "expect" in raw:
         case["expect"] = _expect(kind, raw["expect"])
     return case
@@ -96,7 +96,7 @@ def _expect(kind: str, expect: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sample(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: _whole(value, ("shape",)) if isinstance(value, dict) and value.keys() == _ARRAY else value
+        name: _whole(value, ("shape",)) if isinstance(value, dict) and is_array(value) else value
         for name, value in values.items()
     }
 

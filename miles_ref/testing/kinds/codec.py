@@ -15,6 +15,7 @@ from miles_ref.errors import AssemblyError, CaseError, DecodeError
 from miles_ref.plugins import Assembly, Pipeline
 from miles_ref.sample import PrefixCacheInfo, Sample, SpecInfo, Status
 from miles_ref.testing.cases import Case
+from miles_ref.testing.compare import is_array
 from miles_ref.wire import (
     SAMPLES_VALUE_SPEC,
     SAMPLES_VALUE_SPEC_V2,
@@ -82,7 +83,7 @@ def _value_of(name: str, value: Any) -> Any:
         return Status(value)
     if name in LOG_PROB_LISTS and isinstance(value, list):
         return [_WORDS.get(item, item) if isinstance(item, str) else item for item in value]
-    if isinstance(value, dict) and value.keys() == {"dtype", "shape", "data"}:
+    if isinstance(value, dict) and is_array(value):
         try:
             return np.array(value["data"], dtype=value["dtype"]).reshape(value["shape"])
         except (TypeError, ValueError, OverflowError) as error:
