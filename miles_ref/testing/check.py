@@ -38,13 +38,13 @@ def select(cases: Iterable[Case], patterns: Sequence[str] = (), tags: Sequence[s
     ]
 
 
-def check_provides(cases: Iterable[Case], provides: Sequence[str]) -> None:
+def check_provides(cases: Iterable[Case], provides: Sequence[str], option: str = "--provides") -> None:
     """Refuse a capability that none of the cases requires: a name that is misspelt would be skipped for. UsageError."""
     required = {name for case in cases for name in case.raw.get("requires", ())}
     for name in provides:
         if name not in required:
             raise UsageError(
-                f"--provides {name!r}: no chosen case requires it; they require {', '.join(sorted(required)) or 'none'}"
+                f"{option} {name!r}: no chosen case requires it; they require {', '.join(sorted(required)) or 'none'}"
             )
 
 

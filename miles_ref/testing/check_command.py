@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import signal
 import sys
@@ -41,18 +40,6 @@ class UsageFailure(click.ClickException):
     exit_code = 2
 
 
-def _config(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise click.BadParameter(f"{text!r} is not a JSON object")
-    return value
-
-
 def _seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     if value is not None and not 0 < value <= _MOST_SECONDS:  # neither holds for nan
         raise click.BadParameter(f"{value:g} is no time: more than 0 and at most {_MOST_SECONDS} seconds")
@@ -70,7 +57,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float | 
 )
 @click.option("--backend-listen", metavar="HOST:PORT", help="With http://: the backend address that the server has.")
 @click.option("--server-version", type=click.Choice(["v1", "v2"]), help="With http://: the server's sessions; v1.")
-@click.option("--server-config", callback=_config, metavar="JSON", help="With http://: the config that it runs with.")
+@click.option("--server-config", metavar="JSON", help="With http://: the config that it runs with.")
 @click.option("--provides", multiple=True, metavar="NAME", help="An optional capability that the target has.")
 @click.option(
     "--case-timeout",
@@ -93,7 +80,7 @@ def check_command(
     target: str | None,
     backend_listen: str | None,
     server_version: str | None,
-    server_config: dict[str, Any] | None,
+    server_config: str | None,
     provides: tuple[str, ...],
     case_timeout: float | None,
     patterns: tuple[str, ...],
@@ -114,7 +101,7 @@ def check_command(
     from miles_ref.testing.expectations import apply_expectations, read_expectations
     from miles_ref.testing.isolation import CASE_SECONDS, IsolatedPlugins
     from miles_ref.testing.report import Report, open_outputs, write_reports
-    from miles_ref.testing.targets import choose_target
+    from miles_ref.testing.targets import choose_target, read_config
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     try:
@@ -130,7 +117,7 @@ def check_command(
             plugin_set=plugin_set,
             backend_listen=backend_listen,
             server_version=server_version,
-            server_config=server_config,
+            server_config=read_config(server_config, "--server-config"),
             provides=provides,
             judge_plugin=partial(IsolatedPlugins, seconds=case_timeout or CASE_SECONDS),
         )

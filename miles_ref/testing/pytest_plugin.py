@@ -7,7 +7,6 @@ corpus that the wheel carries. The options choose whom it judges, as those of `m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,9 +96,9 @@ def _mistake(config: pytest.Config, cases: list[Case]) -> str | None:
     from miles_ref.testing.check import check_provides
 
     try:
-        check_provides(cases, config.getoption("--miles-provides"))
+        check_provides(cases, config.getoption("--miles-provides"), "--miles-provides")
     except UsageError as error:
-        return f"--miles{str(error)[1:]}"
+        return str(error)
     for entry in known_failures(config):
         if not any(entry.matches(case.id) for case in cases):
             return f"{entry.where}: {entry.pattern!r} matches no case that was collected"
@@ -126,29 +125,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         run.close()
 
 
-def server_config(config: pytest.Config) -> dict[str, Any] | None:
-    """The running server's config, if it is given. Raises pytest.UsageError for what is no JSON object."""
-    text = config.getoption("--miles-server-config")
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise pytest.UsageError(f"--miles-server-config {text!r} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise pytest.UsageError(f"--miles-server-config {text!r} is not a JSON object")
-    return value
-
-
 class CorpusRun:
     """What the cases of one process share: the target and the expectation file. Raises pytest.UsageError."""
 
     def __init__(self, config: pytest.Config) -> None:
         from miles_ref.errors import MilesRefError
-        from miles_ref.testing.targets import choose_target
+        from miles_ref.testing.targets import choose_target, read_config
 
         self.known = known_failures(config)
-        described = server_config(config)
         try:
             self.target: Target = choose_target(
                 config.getoption("--miles-target"),
@@ -157,7 +141,7 @@ class CorpusRun:
                 plugin_set=config.getoption("--miles-plugin-set"),
                 backend_listen=config.getoption("--miles-backend-listen"),
                 server_version=config.getoption("--miles-server-version"),
-                server_config=described,
+                server_config=read_config(config.getoption("--miles-server-config"), "--miles-server-config"),
                 provides=config.getoption("--miles-provides"),
             )
         except MilesRefError as error:

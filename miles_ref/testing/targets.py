@@ -6,6 +6,7 @@ wrong around an implementation, not in it, is raised: ProgramError, CaseError.
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -206,6 +207,19 @@ class ProgramTarget:
 
     def close(self) -> None:
         self._program.close()
+
+
+def read_config(text: str | None, option: str) -> dict[str, Any] | None:
+    """The config of a server as the command line has it. Raises UsageError for what is no JSON object."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{option} {text!r} is not a JSON object")
+    return value
 
 
 def choose_target(
