@@ -48,6 +48,21 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return pytester.runpytest_inprocess("-p", pytest_plugin.__name__, *arguments)
 
 
+def answering(pytester: pytest.Pytester, *, match: bool) -> str:
+    """A target: a program that gives this answer to each match case."""
+    program = pytester.makepyfile(
+        program=f"""
+        import json, sys
+        for line in sys.stdin:
+            said = json.loads(line)
+            answer = {{"hello": 1, "kinds": ["match"]}} if "hello" in said else {{
+                "id": said["case"]["id"], "observed": {{"match": {match}}}}}
+            print(json.dumps(answer), flush=True)
+        """
+    )
+    return f"program:{sys.executable} {program}"
+
+
 def test_one_test_a_case_by_its_id(pytester: pytest.Pytester) -> None:
     corpus(pytester.path, CASE, {**CASE, "id": "tokens/match/two"})
     result = run(pytester, "-v")
@@ -103,17 +118,7 @@ def test_known_failures_are_strict(pytester: pytest.Pytester) -> None:
 
 def test_another_target_is_judged(pytester: pytest.Pytester) -> None:
     corpus(pytester.path, CASE)
-    program = pytester.makepyfile(
-        program="""
-        import json, sys
-        for line in sys.stdin:
-            said = json.loads(line)
-            answer = {"hello": 1, "kinds": ["match"]} if "hello" in said else {
-                "id": said["case"]["id"], "observed": {"match": False}}
-            print(json.dumps(answer), flush=True)
-        """
-    )
-    result = run(pytester, "--miles-target", f"program:{sys.executable} {program}", "golden")
+    result = run(pytester, "--miles-target", answering(pytester, match=False), "golden")
     result.assert_outcomes(failed=1)
 
 
@@ -188,17 +193,7 @@ def test_a_plugin_is_built_once_for_all_cases(pytester: pytest.Pytester) -> None
 
 def test_a_case_is_skipped_where_the_target_lacks_what_it_requires(pytester: pytest.Pytester) -> None:
     corpus(pytester.path, {**CASE, "requires": ["lists"]})
-    program = pytester.makepyfile(
-        program="""
-        import json, sys
-        for line in sys.stdin:
-            said = json.loads(line)
-            answer = {"hello": 1, "kinds": ["match"]} if "hello" in said else {
-                "id": said["case"]["id"], "observed": {"match": True}}
-            print(json.dumps(answer), flush=True)
-        """
-    )
-    target = ["--miles-target", f"program:{sys.executable} {program}", "golden"]
+    target = ["--miles-target", answering(pytester, match=True), "golden"]
     result = run(pytester, "-rs", *target)
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*requires lists, which the target does not provide*"])
