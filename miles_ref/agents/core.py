@@ -115,12 +115,15 @@ class ReportLog:
     """The reports of one call, kept for repeated polls within a budget of bytes.
 
     Those that the caller has read on from (`after` beyond them) are dropped, oldest first, when the budget needs the
-    room; the others never. `full` says that the caller has to read on before more are taken.
+    room; the others never. `full` says that the caller has to read on before more are taken. Each report costs the same
+    time, however many there are.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._items: deque[bytes] = deque()
+        # The first `_dropped` places are empty. They are cut off together, since each cut moves all that is behind it.
+        self._items: list[bytes] = []
+        self._dropped = 0
         self._unread_bytes = 0
         self.kept_bytes = 0
         self.first = 0
@@ -128,7 +131,7 @@ class ReportLog:
 
     @property
     def count(self) -> int:
-        return self.first + len(self._items)
+        return self.first + len(self._items) - self._dropped
 
     @property
     def full(self) -> bool:
@@ -142,27 +145,34 @@ class ReportLog:
 
     def read_on(self, after: int) -> None:
         """The caller has the reports below index `after`."""
-        for index in range(self._read_on, after):
-            self._unread_bytes -= len(self._items[index - self.first])
-        self._read_on = max(self._read_on, after)
+        if after > self._read_on:
+            self._unread_bytes -= sum(map(len, self._items[self._place(self._read_on) : self._place(after)]))
+            self._read_on = after
         self._make_room()
 
     def page(self, after: int) -> list[bytes]:
         """Reports from index `after` on: at most 8 MiB, or one item."""
-        page: list[bytes] = []
+        start = end = self._place(after)
         size = 0
-        for index in range(after - self.first, len(self._items)):
-            item = self._items[index]
-            size += len(item)
-            if page and size > REPLY_REPORT_BYTES:
+        while end < len(self._items):
+            size += len(self._items[end])
+            if end > start and size > REPLY_REPORT_BYTES:
                 break
-            page.append(item)
-        return page
+            end += 1
+        return self._items[start:end]
+
+    def _place(self, index: int) -> int:
+        return index - self.first + self._dropped
 
     def _make_room(self) -> None:
         while self.kept_bytes > self._budget and self.first < self._read_on:
-            self.kept_bytes -= len(self._items.popleft())
+            self.kept_bytes -= len(self._items[self._dropped])
+            self._items[self._dropped] = b""
+            self._dropped += 1
             self.first += 1
+        if self._dropped > len(self._items) // 2:
+            del self._items[: self._dropped]
+            self._dropped = 0
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -415,6 +416,41 @@ def test_an_item_larger_than_the_budget_passes() -> None:
     assert log.page(0) == [b"123456"]
     log.read_on(1)
     assert not log.full
+
+
+def test_a_log_gives_and_drops_what_a_plain_list_would() -> None:
+    random = Random(1)
+    log, reported, read_on, first = ReportLog(60), list[bytes](), 0, 0
+    for _ in range(5000):
+        if random.random() < 0.6:
+            reported.append(b"x" * random.randint(1, 20))
+            log.append(reported[-1])
+        else:
+            after = random.randint(first, len(reported))
+            read_on = max(read_on, after)
+            log.read_on(after)
+        while sum(map(len, reported[first:])) > 60 and first < read_on:
+            first += 1
+        assert (log.first, log.count) == (first, len(reported))
+        assert log.kept_bytes == sum(map(len, reported[first:]))
+        assert log.full == (sum(map(len, reported[read_on:])) >= 60)
+        after = random.randint(first, len(reported))
+        assert log.page(after) == reported[after:]
+
+
+def test_many_small_reports_cost_linear_time() -> None:
+    """Takes longer than a test may, if each report is sought from an end of the log, or each drop moves the rest."""
+    count = 2_000_000
+    log = ReportLog(count)
+    for _ in range(count):
+        log.append(b"1")
+    for after in range(count // 4, 3 * count // 4, count // 16):
+        assert len(log.page(after)) == count - after
+        log.read_on(after)
+    log.read_on(count)
+    for _ in range(count):
+        log.append(b"1")
+    assert (log.first, log.count, log.kept_bytes) == (count, 2 * count, count)
 
 
 # --- what is kept, and for how long -----------------------------------------------------------------------------------
