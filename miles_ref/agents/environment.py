@@ -160,21 +160,23 @@ def child_environment(
     keep: Iterable[str] = (),
     clean: bool = False,
     passed: Iterable[str] = (),
+    without: Iterable[str] = (),
     own_token: str | None = None,
 ) -> dict[str, str]:
     """The environment of a call's process: the host's, then the call's variables (agents.md, The child process).
 
     For names in `keep` the host's value, or its absence, wins. With `clean` only the host's variables in `passed` are
-    taken. The host's own token variables, and any variable that holds `own_token`, are left out: one whose value is the
-    token, or contains it if it has 8 characters or more.
+    taken. The host's variables in `without`, and any that holds `own_token`, are left out: one whose value is the token,
+    or contains it if it has 8 characters or more.
     """
     passed_names = frozenset(passed)
     kept_names = frozenset(keep)
+    dropped_names = frozenset(without)
     base = {
         name: value
         for name, value in host.items()
         if (not clean or name in passed_names)
-        and name not in OWN_TOKEN_VARIABLES
+        and name not in dropped_names
         and not _holds_token(value, own_token)
     }
     return base | {name: value for name, value in call.items() if name not in kept_names}

@@ -28,7 +28,7 @@ from aiohttp import web
 from miles_ref import __version__
 from miles_ref.agents.child import Child, ChildSpec, request_frame
 from miles_ref.agents.core import MAX_WAIT_SECONDS, Act, ActKind, Answer, CoreSettings, PollReply, WorkerCore, error
-from miles_ref.agents.environment import child_environment
+from miles_ref.agents.environment import OWN_TOKEN_VARIABLES, child_environment
 from miles_ref.agents.starts import Start, starts
 from miles_ref.agents.submission import Order, RefusedForm, parse_submission
 
@@ -238,6 +238,7 @@ class WorkerServer:
             keep=settings.keep_env,
             clean=settings.clean_env,
             passed=settings.pass_env,
+            without=OWN_TOKEN_VARIABLES,
             own_token=settings.token,
         )
         try:

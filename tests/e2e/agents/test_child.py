@@ -439,11 +439,21 @@ async def test_a_process_that_cannot_be_made_is_an_infra_abort() -> None:
 async def test_the_environment_is_the_parent_s_then_the_call_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_PARENT", "parent")
     monkeypatch.setenv("OF_BOTH", "parent")
-    names = ["OF_PARENT", "OF_BOTH", "OF_CALL", "OF_NOBODY"]
+    # A worker keeps these two to itself; to this process they are variables like any other.
+    monkeypatch.setenv("MILES_REF_WORKER_TOKEN", "parent")
+    monkeypatch.setenv("MILES_REF_WORKER_TOKEN_FILE", "parent")
+    names = ["OF_PARENT", "OF_BOTH", "OF_CALL", "OF_NOBODY", "MILES_REF_WORKER_TOKEN", "MILES_REF_WORKER_TOKEN_FILE"]
     value = await call_agent_function(
         AGENTS + "environ", mode="subproc", kwargs={"names": names}, env={"OF_BOTH": "call", "OF_CALL": "call"}
     )
-    assert value == {"OF_PARENT": "parent", "OF_BOTH": "call", "OF_CALL": "call", "OF_NOBODY": None}
+    assert value == {
+        "OF_PARENT": "parent",
+        "OF_BOTH": "call",
+        "OF_CALL": "call",
+        "OF_NOBODY": None,
+        "MILES_REF_WORKER_TOKEN": "parent",
+        "MILES_REF_WORKER_TOKEN_FILE": "parent",
+    }
 
 
 async def test_modules_are_found_where_the_parent_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

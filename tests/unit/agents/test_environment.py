@@ -8,6 +8,7 @@ import pytest
 
 from miles_ref.agents.environment import (
     DEFAULT_PATTERNS,
+    OWN_TOKEN_VARIABLES,
     PROVIDER_CREDENTIALS,
     child_environment,
     harbor_env_vars,
@@ -142,8 +143,9 @@ def test_a_clean_environment_starts_from_the_passed_names_alone() -> None:
 def test_a_worker_s_own_token_stays_its_own() -> None:
     own = {"MILES_REF_WORKER_TOKEN": "x", "MILES_REF_WORKER_TOKEN_FILE": "/f"}
     host = own | {"SAME": "t0kent0k", "HEADER": "Bearer t0kent0k", "A": "t0kent0"}
-    assert child_environment(host, {}, own_token="t0kent0k") == {"A": "t0kent0"}
-    assert child_environment(host, {}, clean=True, passed=list(host), own_token="t0kent0k") == {"A": "t0kent0"}
+    rules: dict[str, Any] = {"without": OWN_TOKEN_VARIABLES, "own_token": "t0kent0k"}
+    assert child_environment(host, {}, **rules) == {"A": "t0kent0"}
+    assert child_environment(host, {}, clean=True, passed=list(host), **rules) == {"A": "t0kent0"}
     assert child_environment({"SAME": "t", "PATH": "/bin:/opt/bin", "HOME": "/root"}, {}, own_token="t") == {
         "PATH": "/bin:/opt/bin",
         "HOME": "/root",
@@ -152,7 +154,8 @@ def test_a_worker_s_own_token_stays_its_own() -> None:
 
 
 def test_without_a_token_every_variable_stays() -> None:
-    assert child_environment({"EMPTY": "", "A": "1"}, {}, own_token=None) == {"EMPTY": "", "A": "1"}
+    host = {"EMPTY": "", "A": "1", "MILES_REF_WORKER_TOKEN": "x", "MILES_REF_WORKER_TOKEN_FILE": "/f"}
+    assert child_environment(host, {}, own_token=None) == host
 
 
 def provision(provider: str, remote: bool = False, env: dict[str, str] | None = None, **found: Any) -> dict[str, str]:
