@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -75,21 +74,3 @@ def read_json(payload: bytes) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
-
-
-def read_frame(read: Callable[[int], bytes]) -> tuple[Frame, bytes]:
-    """Read exactly one frame by `read(n)`, which returns at most n bytes, and b"" at the end. Raises EOFError."""
-    header = _read_exactly(read, _HEADER.size)
-    kind, length = _HEADER.unpack(header)
-    return Frame(kind), _read_exactly(read, length)
-
-
-def _read_exactly(read: Callable[[int], bytes], count: int) -> bytes:
-    parts = []
-    while count:
-        part = read(min(count, 1 << 20))
-        if not part:
-            raise EOFError("the pipe ended inside a frame")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
