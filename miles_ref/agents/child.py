@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -23,6 +24,8 @@ DRAIN_SECONDS = 1.0
 _NO_COERCION = {"PYTHONCOERCECLOCALE": "0"}
 _CHILD_MAIN = Path(__file__).with_name("child_main.py")
 _READ_BYTES = 256 << 10
+_PAGE_BYTES = 4 << 10
+_PIPE_BYTES = 64 << 10
 _MAX_FINAL_READS = 64
 
 
@@ -44,10 +47,14 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What one child runs: the request frame (made by `request_frame`), and its whole environment."""
+    """What one child runs: the request frame (made by `request_frame`), and its whole environment.
+
+    `report_budget` is how many bytes of reports may be kept before the child is paused; None for no such limit.
+    """
 
     request: bytes
     env: Mapping[str, str]
+    report_budget: int | None = None
 
 
 def request_frame(fn: str, kwargs: Mapping[str, Any]) -> bytes:
@@ -77,6 +84,8 @@ class Child:
         with contextlib.ExitStack() as undo:
             request_out, self._request = _pipe(undo)
             self._channel, channel_in = _pipe(undo)
+            if spec.report_budget is not None:
+                _shorten(channel_in, spec.report_budget)
             self._process = _spawn(spec.env, request_out, channel_in, log)
             undo.pop_all()
         os.close(request_out)
@@ -104,7 +113,11 @@ class Child:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def pause(self) -> None:
-        """Take no more frames for now: report_to_caller blocks in the child once the pipe is full."""
+        """Take no more frames for now: report_to_caller blocks in the child once the pipe is full.
+
+        Till then the child may report as much as the pipe holds, and as much again may have been read already: on Linux
+        together twice the report budget, at least 8 KiB and at most 128 KiB, elsewhere as the system makes pipes.
+        """
         if not self._paused and not self._exited:
             self._paused = True
             self._loop.remove_reader(self._channel)
@@ -230,6 +243,13 @@ def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
     undo.callback(os.close, read_end)
     undo.callback(os.close, write_end)
     return read_end, write_end
+
+
+def _shorten(pipe: int, budget: int) -> None:
+    """Let a pipe hold no more bytes than the budget, or one page, where the system can."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # A user who has many pipes may not even ask for less than is usual.
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, max(_PAGE_BYTES, min(_PIPE_BYTES, budget)))
 
 
 def _spawn(env: Mapping[str, str], request: int, channel: int, log: IO[bytes] | None) -> subprocess.Popen[bytes]:

@@ -166,8 +166,8 @@ def child_environment(
     """The environment of a call's process: the host's, then the call's variables (agents.md, The child process).
 
     For names in `keep` the host's value, or its absence, wins. With `clean` only the host's variables in `passed` are
-    taken. The host's variables in `without`, and any that holds `own_token`, are left out: one whose value is the token,
-    or contains it if it has 8 characters or more.
+    taken. The host's variables in `without`, and any that holds `own_token`, are left out: one whose value is the
+    token, or contains it if it has 8 characters or more.
     """
     passed_names = frozenset(passed)
     kept_names = frozenset(keep)
@@ -175,9 +175,7 @@ def child_environment(
     base = {
         name: value
         for name, value in host.items()
-        if (not clean or name in passed_names)
-        and name not in dropped_names
-        and not _holds_token(value, own_token)
+        if (not clean or name in passed_names) and name not in dropped_names and not _holds_token(value, own_token)
     }
     return base | {name: value for name, value in call.items() if name not in kept_names}
 

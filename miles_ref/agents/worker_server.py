@@ -18,12 +18,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from miles_ref import __version__
 from miles_ref.agents.child import Child, ChildSpec, request_frame
@@ -33,12 +33,16 @@ from miles_ref.agents.starts import Start, starts
 from miles_ref.agents.submission import Order, RefusedForm, parse_submission
 
 logger = logging.getLogger("miles_ref.worker")
+_http_logger = logging.getLogger("miles_ref.worker.http")
+"""For what aiohttp logs of requests that it cannot read."""
 
 MAX_BODY_BYTES = 4 << 30
 THREAD_PARSE_BYTES = 64 << 10
 """Bodies over this size are parsed in a thread, so that /health and other calls are not kept waiting."""
 
 WRITE_BYTES = 256 << 10
+LINE_LIMIT = 64 << 10
+"""The longest request line and header, in bytes. aiohttp refuses longer ones itself, without a boot id."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -73,18 +77,18 @@ class WorkerServer:
     def app(self) -> web.Application:
         """The aiohttp application; `client_max_size` lets bodies of many MiB pass."""
         app = web.Application(middlewares=[self._json_errors, self._authorize], client_max_size=MAX_BODY_BYTES)
-        app.router.add_get("/health", self._get_health)
-        app.router.add_get("/calls", self._get_calls)
-        app.router.add_post("/calls", self._post_call)
-        app.router.add_get("/calls/{id}", self._get_call, allow_head=False)
-        app.router.add_delete("/calls/{id}", self._delete_call)
+        app.router.add_get("/health", self._get_health, expect_handler=self._expect)
+        app.router.add_get("/calls", self._get_calls, expect_handler=self._expect)
+        app.router.add_post("/calls", self._post_call, expect_handler=self._expect)
+        app.router.add_get("/calls/{id}", self._get_call, allow_head=False, expect_handler=self._expect)
+        app.router.add_delete("/calls/{id}", self._delete_call, expect_handler=self._expect)
         return app
 
     def drain(self) -> None:
         """SIGTERM: take no more calls, cancel those that run, and end; the second one kills the children."""
         logger.info("draining: %d calls run", self.core.running)
         self.core.drain()
-        self._settle()
+        self.settle()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -93,7 +97,7 @@ class WorkerServer:
 
     async def _get_calls(self, request: web.Request) -> web.Response:
         answer = Answer(200, {"calls": self.core.listing()})
-        self._settle()
+        self.settle()
         return self._json(answer)
 
     async def _post_call(self, request: web.Request) -> web.Response:
@@ -108,7 +112,7 @@ class WorkerServer:
         del body
         # From here on nothing is awaited: a submit whose client vanishes is admitted wholly or not at all.
         answer = self.core.submit(order.submission)
-        self._settle(order, frame)
+        self.settle(order, frame)
         return self._json(answer)
 
     async def _parse(self, body: bytes) -> tuple[Order, bytes]:
@@ -123,7 +127,7 @@ class WorkerServer:
 
     async def _delete_call(self, request: web.Request) -> web.Response:
         answer = self.core.delete(request.match_info["id"])
-        self._settle()
+        self.settle()
         return self._json(answer)
 
     async def _get_call(self, request: web.Request) -> web.StreamResponse:
@@ -133,7 +137,7 @@ class WorkerServer:
         except ValueError as exc:
             return self._json(error(400, "form", str(exc)))
         refusal = self.core.check_poll(call_id, after, cancel)
-        self._settle()
+        self.settle()
         if refusal is not None:
             return self._json(refusal)
         self.core.begin_poll(call_id)
@@ -144,7 +148,7 @@ class WorkerServer:
             return await self._write_poll(request, call_id, answer)
         finally:
             self.core.end_poll(call_id)
-            self._settle()
+            self.settle()
 
     async def _hold(self, call_id: str, after: int, wait: float) -> PollReply | Answer:
         """Wait for something to answer, at most `wait` seconds."""
@@ -156,7 +160,7 @@ class WorkerServer:
                 if refusal is not None:
                     return refusal
                 reply = self.core.poll(call_id, after)
-                self._settle()
+                self.settle()
                 if reply is not None:
                     return reply
                 try:
@@ -166,7 +170,7 @@ class WorkerServer:
                     return self.core.empty_poll(call_id, after)
 
     @contextlib.contextmanager
-    def _woken(self, call_id: str) -> Any:
+    def _woken(self, call_id: str) -> Iterator[asyncio.Event]:
         event = asyncio.Event()
         waiting = self._waiting.setdefault(call_id, set())
         waiting.add(event)
@@ -178,30 +182,39 @@ class WorkerServer:
                 self._waiting.pop(call_id, None)
 
     async def _write_poll(self, request: web.Request, call_id: str, reply: PollReply) -> web.StreamResponse:
-        parts = poll_body(self.core.boot_id, reply)
+        body = poll_body(self.core.boot_id, reply)
         response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
-        response.content_length = sum(map(len, parts))
+        response.content_length = len(body)
+        if request.transport is not None:
+            # Written in full is what the kernel has. By default up to 64 KiB may stay in this process, which may end.
+            request.transport.set_write_buffer_limits(high=0)
         await response.prepare(request)
-        for chunk in _chunks(b"".join(parts)):
+        for chunk in _chunks(body):
             await response.write(chunk)
         await response.write_eof()
+        await request.writer.drain()  # The two above wait for large chunks only.
         if reply.outcome is not None and request.transport is not None and not request.transport.is_closing():
             self.core.fetched(call_id)
         return response
 
     # --- carrying out what the core wants ----------------------------------------------------------------------------
 
-    def _settle(self, order: Order | None = None, frame: bytes = b"") -> None:
-        """Carry out every act in the outbox, then set the timer for the core's next deadline."""
+    def settle(self, order: Order | None = None, frame: bytes = b"") -> None:
+        """Carry out every act in the outbox, then set the timer for the core's next deadline.
+
+        `order` and `frame` are of the submit that was just admitted, whose child is to be spawned.
+        """
         while self.core.outbox:
             act = self.core.outbox.popleft()
-            if act.kind is ActKind.SPAWN and order is not None:
-                self._ask_for_start(order, frame)
-            elif act.kind is ActKind.WAKE:
-                for event in self._waiting.get(act.call_id, ()):
-                    event.set()
-            else:
-                self._signal(act)
+            match act.kind:
+                case ActKind.SPAWN:
+                    assert order is not None
+                    self._ask_for_start(order, frame)
+                case ActKind.WAKE:
+                    for event in self._waiting.get(act.call_id, ()):
+                        event.set()
+                case _:
+                    self._signal(act)
         self._set_timer()
         if self.core.drained():
             self.ended.set()
@@ -241,14 +254,15 @@ class WorkerServer:
             without=OWN_TOKEN_VARIABLES,
             own_token=settings.token,
         )
+        spec = ChildSpec(frame, env, self.core.settings.report_budget_bytes)
         try:
-            child = Child(ChildSpec(frame, env), _CallListener(self, call_id), self._open_log(call_id))
+            child = Child(spec, _CallListener(self, call_id), self._open_log(call_id))
         except OSError as exc:
             logger.error("call %s: no child process could be made: %s", call_id, exc.strerror)
             self._close_log(call_id)
             self._starts.pop(call_id).ready()
             self.core.gone(call_id, None, reason="SpawnFailed")
-            self._settle()
+            self.settle()
             return
         self._children[call_id] = child
         self.core.spawned(call_id, child.pid)
@@ -266,11 +280,7 @@ class WorkerServer:
         self._close_log(call_id)
         self.core.gone(call_id, exit_status)
         logger.info("call %s: ended, exit status %s", call_id, exit_status)
-        self._settle()
-
-    def settle(self) -> None:
-        """Carry out what an event of a child has led to."""
-        self._settle()
+        self.settle()
 
     def _set_timer(self) -> None:
         deadline = self.core.next_deadline()
@@ -289,7 +299,7 @@ class WorkerServer:
     def _on_timer(self) -> None:
         self._timer = None
         self.core.tick()
-        self._settle()
+        self.settle()
 
     def _open_log(self, call_id: str) -> IO[bytes] | None:
         if self._settings.agent_log_dir is None:
@@ -304,6 +314,16 @@ class WorkerServer:
             log.close()
 
     # --- answers -----------------------------------------------------------------------------------------------------
+
+    async def _expect(self, request: web.Request) -> web.Response | None:
+        """Answer the header Expect (RFC 9110, 10.1.1); aiohttp would refuse an unknown one without a boot id."""
+        if request.version < HttpVersion11:
+            return None
+        if request.headers["Expect"].lower() != "100-continue":
+            return self._json(error(417, "http_417", "the only Expect that this worker knows is 100-continue"))
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # What was written is no part of the reply.
+        return None
 
     def _json(self, answer: Answer) -> web.Response:
         response = web.json_response({"boot_id": self.core.boot_id, **answer.body}, status=answer.status)
@@ -358,6 +378,17 @@ class _CallListener:
         self._server.gone(self._call_id, exit_status)
 
 
+def _log_type_only(record: logging.LogRecord) -> bool:
+    """Let no exception's text pass: it may quote a header, as Authorization with the token."""
+    if isinstance(record.exc_info, tuple) and record.exc_info[0] is not None:
+        record.msg, record.args = f"{record.getMessage()}: {record.exc_info[0].__name__}", None
+        record.exc_info = None
+    return True
+
+
+_http_logger.addFilter(_log_type_only)
+
+
 def presents_token(authorization: str, token: str) -> bool:
     """Whether the header Authorization presents the token. The scheme's case does not count (RFC 9110, 11.1)."""
     scheme, _, given = authorization.partition(" ")
@@ -365,7 +396,7 @@ def presents_token(authorization: str, token: str) -> bool:
     return scheme.lower() == "bearer" and hmac.compare_digest(presented, token.encode())
 
 
-def poll_query(query: Any) -> tuple[int, float, bool]:
+def poll_query(query: Mapping[str, str]) -> tuple[int, float, bool]:
     """`after`, `wait` in seconds (at most 24) and `cancel` of a poll. Raises ValueError saying what is wrong."""
     after_text = query.get("after", "0")
     if not (after_text.isascii() and after_text.isdigit() and len(after_text) < 19):
@@ -383,15 +414,11 @@ def poll_query(query: Any) -> tuple[int, float, bool]:
     return int(after_text), min(wait, MAX_WAIT_SECONDS), cancel_text == "1"
 
 
-def poll_body(boot_id: str, reply: PollReply) -> list[bytes]:
-    """The JSON text of a poll's reply in pieces; reports and outcome are JSON texts already."""
-    pieces = [b'{"boot_id":"%s","state":"%s","reports":[' % (boot_id.encode(), reply.state.encode())]
-    for index, item in enumerate(reply.reports):
-        pieces.append(b"," + item if index else item)
-    pieces.append(b'],"next":%d,"outcome":' % reply.next)
-    pieces.append(reply.outcome if reply.outcome is not None else b"null")
-    pieces.append(b"}")
-    return pieces
+def poll_body(boot_id: str, reply: PollReply) -> bytes:
+    """The JSON text of a poll's reply; reports and outcome are JSON texts already."""
+    head = b'{"boot_id":"%s","state":"%s","reports":[' % (boot_id.encode(), reply.state.encode())
+    tail = b'],"next":%d,"outcome":' % reply.next
+    return b"".join([head, b",".join(reply.reports), tail, reply.outcome or b"null", b"}"])
 
 
 def _chunks(body: bytes) -> list[memoryview]:
@@ -411,7 +438,15 @@ async def running_worker(
     server = WorkerServer(core, settings)
     # A poll whose client vanished must end, so that the orphan timer starts; nothing else awaits after it has changed
     # anything.
-    runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        server.app(),
+        access_log=None,
+        logger=_http_logger,
+        handler_cancellation=True,
+        shutdown_timeout=1.0,
+        max_line_size=LINE_LIMIT,
+        max_field_size=LINE_LIMIT,
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

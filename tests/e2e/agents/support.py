@@ -34,6 +34,16 @@ def worker_process(*flags: str, env: dict[str, str] | None = None) -> Iterator[R
             process.stop(grace=0)
 
 
+async def exchange(url: str, request: bytes) -> bytes:
+    """Send bytes as they are; all that comes back until the worker closes the connection."""
+    reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+    try:
+        writer.write(request)
+        return await reader.read()
+    finally:
+        writer.close()
+
+
 def shorten_window(settings: AgentSettings, seconds: float) -> None:
     """Let the calls of these settings give a worker up so soon from now on.
 

@@ -12,7 +12,7 @@ import pytest
 from miles_ref.agents import AgentFunctionError, AgentSettings, call_agent_function
 from miles_ref.agents.environment import PROVIDER_CREDENTIALS
 from tests.e2e.agents.proxy import Proxy, lose_reply
-from tests.e2e.agents.support import AGENTS, Reports, children, worker_process
+from tests.e2e.agents.support import AGENTS, Reports, children, exchange, worker_process
 
 ENDINGS = ("SECRET", "SECRET_KEY", "TOKEN", "PASSWORD", "API_KEY", "secret", "Api_Key")
 KEYS = tuple(name for credentials in PROVIDER_CREDENTIALS.values() for name in credentials.key_env_vars)
@@ -91,6 +91,17 @@ async def test_the_worker_s_token_is_in_no_agent_and_no_log(tmp_path: Path, monk
         assert got["OTHER"] == "control-value"
         assert "canary-token" not in json.dumps(got)
         assert "canary-token" not in process.stderr()
+
+
+async def test_a_request_that_cannot_be_read_is_not_quoted_in_the_log() -> None:
+    with worker_process() as process:
+        said = await exchange(
+            process.url, b"GET /calls HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer canary-token\x01\r\n\r\n"
+        )
+        assert b" 400 Bad Request" in said
+        log = process.stderr()
+    assert "Error handling request from 127.0.0.1: BadHttpMessage" in log
+    assert "canary-token" not in log
 
 
 async def test_keep_env_and_clean_env(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,9 @@ import pytest
 from click.testing import CliRunner
 
 from miles_ref.agents.command import worker_group
-from tests.e2e.agents.support import AGENTS, children, ends, worker_process
+from miles_ref.agents.core import CoreSettings
+from miles_ref.agents.worker_server import ServerSettings, WorkerServer, running_worker
+from tests.e2e.agents.support import AGENTS, children, ends, exchange, worker_process
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +51,27 @@ async def poll(http: aiohttp.ClientSession, url: str, call_id: str, after: int =
         return body
 
 
-async def finished(http: aiohttp.ClientSession, url: str, call_id: str) -> dict[str, Any]:
-    """What a poll from the first report on gets once the call has ended; waits without polling the call."""
+async def listed(
+    http: aiohttp.ClientSession, url: str, call_id: str, when: Callable[[dict[str, Any]], bool] = lambda row: True
+) -> dict[str, Any]:
+    """What the listing says of a call, as soon as `when` holds for it; waits without polling the call."""
     for _ in range(1000):
         async with http.get(f"{url}/calls") as reply:
-            rows = (await reply.json())["calls"]
-        if [row["state"] for row in rows if row["call_id"] == call_id] == ["finished"]:
-            break
+            (row,) = [row for row in (await reply.json())["calls"] if row["call_id"] == call_id]
+        if when(row):
+            return dict(row)
         await asyncio.sleep(0.05)
+    raise AssertionError(f"the listing still says {row}")
+
+
+async def finish(http: aiohttp.ClientSession, url: str, call_id: str) -> None:
+    """Wait until a call has ended, without polling it."""
+    await listed(http, url, call_id, lambda row: row["state"] == "finished")
+
+
+async def finished(http: aiohttp.ClientSession, url: str, call_id: str) -> dict[str, Any]:
+    """What a poll from the first report on gets once the call has ended; waits without polling the call."""
+    await finish(http, url, call_id)
     return await poll(http, url, call_id)
 
 
@@ -147,6 +167,96 @@ async def test_agents_print_to_their_own_files_where_a_directory_is_given(
     assert (tmp_path / "noisy.log").read_bytes().count(b'"kind"') == 4
 
 
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="the system does not say how much a pipe may hold")
+async def test_small_reports_that_nobody_reads_block_the_agent_soon_after_the_budget(
+    http: aiohttp.ClientSession,
+) -> None:
+    with worker_process("--report-budget-bytes", "4096") as process:
+        # 40 KB: more than the budget and what the channel may hold, less than a pipe takes by default.
+        await submit(http, process.url, "c", "report", n=1000)
+        await listed(http, process.url, "c", lambda row: row["reports"] >= 100)
+        await submit(http, process.url, "other", "echo")
+        await finish(http, process.url, "other")
+        row = await listed(http, process.url, "c")
+        assert (row["state"], row["reports"] < 200) == ("running", True)
+        body = await poll(http, process.url, "c")
+        got = body["reports"]
+        while body["outcome"] is None:
+            body = await poll(http, process.url, "c", after=body["next"])
+            got += body["reports"]
+    assert [item["index"] for item in got] == list(range(1000))
+
+
+@pytest.fixture
+def small_send_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel take little at once of what the servers of this process write."""
+    create = asyncio.BaseEventLoop.create_server
+
+    async def create_server(self: asyncio.BaseEventLoop, *args: Any, **more: Any) -> asyncio.Server:
+        server = await create(self, *args, **more)
+        for listening in server.sockets:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return server
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_server", create_server)
+
+
+@pytest.fixture
+async def worker_here(small_send_buffers: None) -> AsyncIterator[tuple[WorkerServer, str]]:
+    """A worker in this process that would wait long for an outcome to be fetched."""
+    async with running_worker(CoreSettings(drain_linger=600), ServerSettings(), "127.0.0.1", 0) as running:
+        yield running
+
+
+@pytest.mark.parametrize("size", [60_000, 600_000], ids=["less than a server keeps back", "more than that"])
+async def test_a_drain_ends_when_the_kernel_has_the_last_outcome_whole(
+    worker_here: tuple[WorkerServer, str], http: aiohttp.ClientSession, size: int
+) -> None:
+    server, url = worker_here
+    await submit(http, url, "c", "echo", text="x" * size)
+    await finish(http, url, "c")
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        reader.sendall(b"GET /calls/c HTTP/1.1\r\nHost: x\r\n\r\n")
+        reader.setblocking(False)
+        server.drain()
+        got = b""
+        while not server.ended.is_set():
+            await asyncio.sleep(0)
+            with contextlib.suppress(BlockingIOError):
+                got += reader.recv(1000)
+        # From here on the worker does nothing more, like one that has exited: nothing is awaited.
+        reader.settimeout(20)
+        head, _, body = got.partition(b"\r\n\r\n")
+        length = int(re.findall(rb"Content-Length: (\d+)", head)[0])
+        while len(body) < length:
+            body += reader.recv(1 << 16)
+    assert json.loads(body)["outcome"] == {"kind": "ok", "value": {"text": "x" * size}}
+
+
+async def test_a_connection_serves_on_after_a_large_outcome(
+    worker_here: tuple[WorkerServer, str], http: aiohttp.ClientSession
+) -> None:
+    _, url = worker_here
+    await submit(http, url, "c", "echo", text="x" * 600_000)
+    await finish(http, url, "c")
+
+    def exchanges() -> list[tuple[int, int]]:
+        connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
+        with contextlib.closing(connection):
+            connection.connect()
+            opened, replies = connection.sock, []
+            for path in ("/calls/c", "/calls/unknown", "/calls/c", "/health"):
+                connection.request("GET", path)
+                reply = connection.getresponse()
+                replies.append((reply.status, len(reply.read()) // 600_000))
+                assert connection.sock is opened
+        return replies
+
+    assert await asyncio.to_thread(exchanges) == [(200, 1), (404, 0), (200, 1), (200, 0)]
+
+
 # --- the wire ---------------------------------------------------------------------------------------------------------
 
 
@@ -166,12 +276,27 @@ async def test_every_reply_has_the_boot_id(worker: str, http: aiohttp.ClientSess
         ("GET", "/calls/unknown?after=x", None, 400),
         ("GET", "/calls/unknown?after=-1", None, 400),
         ("GET", "/calls/unknown?cancel=yes", None, 400),
+        ("GET", "/calls/" + "x" * 20_000, None, 404),
+        ("DELETE", "/calls/" + "x" * 20_000, None, 400),
     ]
     for method, path, body, status in requests:
         async with http.request(method, worker + path, data=body) as reply:
             said = await reply.json()
             assert (reply.status, said["boot_id"]) == (status, boot_id), (method, path)
             assert status < 400 or set(said) == {"error", "code", "boot_id"}
+
+
+@pytest.mark.parametrize(
+    ("version", "expect", "statuses"),
+    [("1.1", "100-continue", [100, 400]), ("1.1", "a-miracle", [417]), ("1.0", "a-miracle", [400])],
+)
+async def test_what_a_request_may_expect(worker: str, version: str, expect: str, statuses: list[int]) -> None:
+    head = (
+        f"POST /calls HTTP/{version}\r\nHost: x\r\nExpect: {expect}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n"
+    )
+    said = await exchange(worker, head.encode() + b"{}")
+    assert [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d+) ", said)] == statuses
+    assert set(json.loads(said.rpartition(b"\r\n\r\n")[2])) == {"error", "code", "boot_id"}
 
 
 async def test_a_poll_whose_client_vanished_starts_the_orphan_timer(http: aiohttp.ClientSession) -> None:
