@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
 from aiohttp import web
 
@@ -77,6 +77,7 @@ class SessionServer:
             monotonic,
             lambda: secrets.token_hex(16),
             lambda: settings.trajectory(matching),
+            on_expired=lambda: self.metrics.sessions.labels("expired").inc(),
             ttl=settings.session_ttl,
             max_sessions=settings.max_sessions,
         )
@@ -138,28 +139,28 @@ class SessionServer:
         try:
             return await handler(request)
         except AssemblyError as error:
-            return self._refusal(error.status_code, web.Response(status=error.status_code, text=str(error)))
+            return self._refusal(web.Response(status=error.status_code, text=str(error)))
         except MilesRefError as error:
             response = _json_error(error.status_code, str(error))
             if isinstance(error, GenerationAbortedError):
                 response.headers["Retry-After"] = "1"
             if error.status_code >= 500:
                 logger.warning("%s %s: %d %s", request.method, request.path, error.status_code, error)
-            return self._refusal(error.status_code, response)
+            return self._refusal(response)
         except web.HTTPException as error:
-            return self._refusal(error.status, _json_error(error.status, error.text or error.reason))
+            return self._refusal(_json_error(error.status, error.text or error.reason))
         except (web.RequestPayloadError, ConnectionError) as error:
-            return self._refusal(400, _json_error(400, f"the request's body did not arrive whole: {error}"))
+            return self._refusal(_json_error(400, f"the request's body did not arrive whole: {error}"))
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
             # Families, templates and libraries run here too. A SystemExit would end the server and all its sessions,
             # and a tokenizer's panic is no Exception. Signals do not come this way (`serve` handles them itself).
             logger.exception("%s %s", request.method, request.path)
-            return self._refusal(500, _json_error(500, f"internal error: {described(error)}"))
+            return self._refusal(_json_error(500, f"internal error: {described(error)}"))
 
-    def _refusal(self, status: int, response: web.Response) -> web.Response:
-        self.metrics.refusals.labels(str(status)).inc()
+    def _refusal(self, response: web.Response) -> web.Response:
+        self.metrics.refusals.labels(str(response.status)).inc()
         return response
 
     # The server's own pages
@@ -201,11 +202,11 @@ class SessionServer:
         return web.Response(status=204)
 
     async def _samples(self, request: web.Request) -> web.Response:
-        session = self._session(request)
-        wanted = SamplesRequest.parse(await request.read(), tree=self.settings.version == "v2")
-        session = self._session(request)
-        with self.metrics.collect_seconds.time():
-            payload = await self._collector.collect(session, wanted)
+        with self._using(request) as session:
+            wanted = SamplesRequest.parse(await request.read(), tree=self.settings.version == "v2")
+            self._session(request)  # It may have been deleted meanwhile.
+            with self.metrics.collect_seconds.time():
+                payload = await self._collector.collect(session, wanted)
         self.metrics.collects.inc()
         return web.Response(body=payload, content_type="application/octet-stream")
 
@@ -213,17 +214,15 @@ class SessionServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         requested = self._clock()
-        session = self._session(request)
-        body = await request.read()
-        headers = forwarded(request.headers.items(), session.id)
-        headers.popall("Content-Encoding", None)
-        try:
-            result = await self._turns.run(session, headers, body, requested)
-        except MilesRefError:
-            self.metrics.turns.labels("refused").inc()
-            raise
-        finally:
-            session.last_used = self._monotonic()
+        with self._using(request) as session:
+            body = await request.read()
+            headers = forwarded(request.headers.items(), session.id)
+            headers.popall("Content-Encoding", None)
+            try:
+                result = await self._turns.run(session, headers, body, requested)
+            except MilesRefError:
+                self.metrics.turns.labels("refused").inc()
+                raise
         if result.reply is None:
             self.metrics.turns.labels("backend_error").inc()
             return web.Response(status=result.status, body=result.body, headers=copied_back(result.headers.items()))
@@ -233,7 +232,10 @@ class SessionServer:
         return web.Response(body=result.body, headers=copied_back(result.headers.items()))
 
     async def _proxy(self, request: web.Request) -> web.StreamResponse:
-        session = self._session(request)
+        with self._using(request) as session:
+            return await self._passed_on(request, session)
+
+    async def _passed_on(self, request: web.Request, session: Session) -> web.StreamResponse:
         body = await request.read() if request.can_read_body else None
         url = self._upstream.url(_path_below(request, session))
         headers = forwarded(request.headers.items(), session.id)
@@ -253,6 +255,9 @@ class SessionServer:
 
     def _session(self, request: web.Request) -> Session:
         return self.sessions.get(request.match_info["id"])
+
+    def _using(self, request: web.Request) -> AbstractContextManager[Session]:
+        return self.sessions.using(request.match_info["id"])
 
 
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

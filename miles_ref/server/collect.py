@@ -13,8 +13,11 @@ from miles_ref.server.metadata import MismatchReporter, Snapshot
 from miles_ref.server.sessions import Session
 from miles_ref.trajectory.raw_json import RawJSONError, dump, join_object, parse
 
-_ON_LOOP_TOKENS = {True: 200_000, False: 20_000}
-"""Up to here, for one leaf and for several, an assembly is over before anybody notices; the others run in a thread."""
+_ON_LOOP_TOKENS = 200_000
+"""Up to here the assembly of one leaf is over before anybody notices; larger ones run in a thread."""
+
+_ON_LOOP_TOKENS_OF_SEVERAL = 20_000
+"""The same where there are several leaves."""
 
 _ON_LOOP_BYTES = 32 << 20
 """The same for what a session stores: replay rows are copied into the payload, far more bytes than its tokens."""
@@ -64,8 +67,8 @@ class Collector:
     async def collect(self, session: Session, request: SamplesRequest) -> bytes:
         """The samples payload. Raises AssemblyError (422)."""
         snapshot = Snapshot(session)
-        few_tokens = snapshot.token_count <= _ON_LOOP_TOKENS[len(snapshot.leaves) == 1]
-        if few_tokens and session.stored_bytes <= _ON_LOOP_BYTES:
+        limit = _ON_LOOP_TOKENS if len(snapshot.leaves) == 1 else _ON_LOOP_TOKENS_OF_SEVERAL
+        if snapshot.token_count <= limit and session.stored_bytes <= _ON_LOOP_BYTES:
             return self._collect(snapshot, request)
         return await asyncio.to_thread(self._collect, snapshot, request)
 

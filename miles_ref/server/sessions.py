@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from miles_ref.errors import BudgetExceededError, SessionExpiredError, SessionNotFoundError
@@ -31,7 +32,10 @@ class Session:
         self.trajectory = trajectory
         self.lock = asyncio.Lock()
         self.created = self.last_used = now
+        self.users = 0
+        """Requests that are under way, of any kind."""
         self.in_flight = 0
+        """Turns that the backend works on."""
         self.closed = False
         self.seen: Seen | None = None
         """The last committed request's beginning."""
@@ -55,7 +59,10 @@ class Session:
 
 
 class SessionStore:
-    """The open sessions. `clock` is monotonic, seconds; `new_id` gives ids. Limits of 0 are none."""
+    """The open sessions. `clock` is monotonic, seconds; `new_id` gives ids. Limits of 0 are none.
+
+    `on_expired` is called once for each session that is dropped for idleness.
+    """
 
     def __init__(
         self,
@@ -63,17 +70,18 @@ class SessionStore:
         new_id: Callable[[], str],
         new_trajectory: Callable[[], Trajectory],
         *,
+        on_expired: Callable[[], None] = lambda: None,
         ttl: float = 0,
         max_sessions: int = 0,
     ) -> None:
         self._clock = clock
         self._new_id = new_id
         self._new_trajectory = new_trajectory
+        self._on_expired = on_expired
         self._ttl = ttl
         self._max_sessions = max_sessions
         self._sessions: dict[str, Session] = {}
         self._expired: OrderedDict[str, float] = OrderedDict()
-        self.expired_count = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -112,6 +120,17 @@ class SessionStore:
         session.last_used = self._clock()
         return session
 
+    @contextmanager
+    def using(self, session_id: str) -> Iterator[Session]:
+        """The open session of that id, which is not idle before the block ends. Raises as `get`."""
+        session = self.get(session_id)
+        session.users += 1
+        try:
+            yield session
+        finally:
+            session.users -= 1
+            session.last_used = self._clock()
+
     def delete(self, session_id: str) -> Session:
         """Close the session. Raises as `get`."""
         session = self.get(session_id)
@@ -131,12 +150,12 @@ class SessionStore:
         return len(idle)
 
     def _is_idle(self, session: Session) -> bool:
-        return self._ttl > 0 and not session.in_flight and self._clock() - session.last_used >= self._ttl
+        return self._ttl > 0 and not session.users and self._clock() - session.last_used >= self._ttl
 
     def _expire(self, session: Session) -> None:
         self._close(session)
         self._expired[session.id] = self._clock()
-        self.expired_count += 1
+        self._on_expired()
 
     def _close(self, session: Session) -> None:
         session.closed = True

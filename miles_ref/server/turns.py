@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from multidict import CIMultiDict
 
+from miles_ref.assembly.reading import Meta
 from miles_ref.errors import BudgetExceededError, SessionNotFoundError
 from miles_ref.server.sessions import Session
 from miles_ref.server.upstream import Upstream
@@ -54,11 +55,11 @@ class TurnRunner:
 
     async def run(self, session: Session, headers: CIMultiDict[str], body: bytes, requested: float) -> TurnResult:
         """Raises the errors of session-http.md, each with its status; the session is then as it was before."""
-        self._check_budget(session)
         async with session.lock:
             # The session may have been closed while the body came in or the lock was waited for.
             if session.closed:
                 raise SessionNotFoundError(f"session {session.id} has been closed")
+            self._check_budget(session)
             request, turn = await _work(len(body), lambda: self._prepare(session, body))
             session.in_flight += 1
         try:
@@ -66,8 +67,9 @@ class TurnRunner:
             if status != 200:
                 return TurnResult(status, reply_headers, raw, None, False, False)
             reply = await _work(len(raw), lambda: read_reply(raw))
+            meta = await _work(len(raw), lambda: self._committer.read(turn, reply))
             async with session.lock:
-                committed = await self._commit(session, request, turn, reply, requested)
+                committed = await self._commit(session, request, turn, reply, meta, requested)
         finally:
             session.in_flight -= 1
         return TurnResult(status, reply_headers, reply.client_body, reply, request.stream, committed)
@@ -79,13 +81,15 @@ class TurnRunner:
         attachment = trajectory.attach(request.messages, session.in_flight)
         return request, self._planner.plan(attachment, trajectory.snapshot(attachment), request)
 
-    async def _commit(self, session: Session, request: ChatRequest, turn: Turn, reply: Reply, requested: float) -> bool:
+    async def _commit(
+        self, session: Session, request: ChatRequest, turn: Turn, reply: Reply, meta: Meta, requested: float
+    ) -> bool:
         trajectory = session.trajectory
         if session.closed or not trajectory.can_commit(turn.attachment):
             return False
         times = Times(requested=requested, committed=self._clock())
         size = sum(len(payload) for payload in reply.payloads.values())
-        node = await _work(size, lambda: self._committer.node(turn, reply, trajectory.next_seq, times))
+        node = await _work(size, lambda: self._committer.node(turn, reply, meta, trajectory.next_seq, times))
         if not session.commit(turn.attachment, node):
             return False
         session.seen = request.as_seen(node.seq)

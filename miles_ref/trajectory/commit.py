@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from miles_ref.assembly.reading import read_layers, read_meta
+from miles_ref.assembly.reading import Meta, read_layers, read_meta
 from miles_ref.errors import FieldError, TokenizationError, UpstreamResponseError
 from miles_ref.records import AssemblySettings, IntArray, Payload, Record
 from miles_ref.tokens.families import Family
@@ -42,8 +42,20 @@ class Committer:
         self._family = family
         self._settings = settings
 
-    def node(self, turn: Turn, reply: Reply, seq: int, times: Times) -> Node:
-        """The node of a finished turn.
+    def read(self, turn: Turn, reply: Reply) -> Meta:
+        """The reply's meta_info. Its rules hold for every reply, whether its turn can still be committed or not.
+
+        Raises UpstreamResponseError (502).
+        """
+        try:
+            meta = read_meta(reply.meta, self._settings)
+            _check_counts(reply, turn, len(meta.output_ids), meta.prompt_tokens)
+        except FieldError as error:
+            raise _unusable(error) from error
+        return meta
+
+    def node(self, turn: Turn, reply: Reply, meta: Meta, seq: int, times: Times) -> Node:
+        """The node of a finished turn; `meta` is what `read` gave.
 
         Raises UpstreamResponseError (502) for a reply that breaks a rule, TokenizationError (500) for tokens that do
         not go on from the parent's.
@@ -51,10 +63,10 @@ class Committer:
         parent = turn.parent
         text = _shared_text(turn, parent)
         try:
-            record, index = self._record(turn, reply, times, text)
+            record, index = self._record(turn, reply, meta, times, text)
             check_replay(record, parent, reply.refused_payloads, self._settings)
         except FieldError as error:
-            raise UpstreamResponseError(f"the backend's reply cannot be used: meta_info.{error}") from error
+            raise _unusable(error) from error
         floor = self._check_tokens(turn, record)
         output_text = (b"," if turn.ids_text.size and len(record.output_ids) else b"") + ids_text(record.output_ids)
         prompt = turn.ids_text
@@ -76,31 +88,29 @@ class Committer:
             size=_size(turn, reply, record, text),
         )
 
-    def _record(self, turn: Turn, reply: Reply, times: Times, text: Payload) -> tuple[Record, SegmentIndex]:
-        fields = read_meta(reply.meta, self._settings)
-        _check_counts(reply, turn, len(fields.output_ids), fields.prompt_tokens)
+    def _record(self, turn: Turn, reply: Reply, meta: Meta, times: Times, text: Payload) -> tuple[Record, SegmentIndex]:
         indexer = self._payload("indexer_topk", turn, reply)
         layers = None
         if self._settings.indexer_topk and indexer is not None:
             layers = read_layers(reply.meta)
         try:
-            prompt, index = self._indices(turn, fields.output_ids)
-            output_text = self._text(index, fields.output_ids)
+            prompt, index = self._indices(turn, meta.output_ids)
+            output_text = self._text(index, meta.output_ids)
         except TokenizationError as error:
             raise FieldError("output_token_logprobs", f"has ids that cannot be decoded: {error}") from error
         record = Record(
             shared=turn.shared,
             prompt_tail=turn.tail,
-            output_ids=fields.output_ids,
-            log_probs=fields.log_probs,
+            output_ids=meta.output_ids,
+            log_probs=meta.log_probs,
             finish_reason=reply.finish_reason,
             timestamp=times.committed,
             request_timestamp=times.requested,
-            e2e_latency=fields.e2e_latency,
-            weight_version=fields.weight_version,
-            cached_tokens=fields.cached_tokens,
-            prompt_tokens=fields.prompt_tokens,
-            spec_info=fields.spec_info,
+            e2e_latency=meta.e2e_latency,
+            weight_version=meta.weight_version,
+            cached_tokens=meta.cached_tokens,
+            prompt_tokens=meta.prompt_tokens,
+            spec_info=meta.spec_info,
             response_id=reply.response_id,
             routed_experts=self._payload("routed_experts", turn, reply),
             routed_experts_start=turn.experts_start,
@@ -159,6 +169,10 @@ class Committer:
                     f"{record.shared + differing}"
                 )
         return max(parent.floor, own)
+
+
+def _unusable(error: FieldError) -> UpstreamResponseError:
+    return UpstreamResponseError(f"the backend's reply cannot be used: meta_info.{error}")
 
 
 def _check_counts(reply: Reply, turn: Turn, output_length: int, prompt_tokens: int) -> None:

@@ -1,10 +1,20 @@
 """Life of a session: idle ones, budgets, samples again and again (session-http.md)."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.e2e.server.harness import Session, reply, user
+from tests.e2e.server.harness import Server, Session, reply, user
+
+
+async def in_use(server: Server) -> None:
+    """Until a request is under way in the server's only session."""
+    (session,) = server.server.sessions
+    async with asyncio.timeout(30):
+        while not session.users:  # noqa: ASYNC110 - the server knows no event for it
+            await asyncio.sleep(0)
 
 
 async def test_an_idle_session_is_dropped_and_answered_with_410(start_server: Any) -> None:
@@ -19,7 +29,7 @@ async def test_an_idle_session_is_dropped_and_answered_with_410(start_server: An
         answer = await server.call(method, idle.path + path)
         assert answer.status == 410
         assert "100" in answer.error
-    assert server.server.sessions.expired_count == 1
+    assert 'miles_ref_sessions_total{event="expired"} 1.0' in (await server.call("GET", "/metrics")).text
 
 
 async def test_a_session_with_a_turn_in_flight_is_not_idle(start_server: Any) -> None:
@@ -34,6 +44,64 @@ async def test_a_session_with_a_turn_in_flight_is_not_idle(start_server: Any) ->
     held.release()
     assert (await task).status == 200
     assert len((await session.get())["records"]) == 1
+
+
+async def test_a_session_with_a_proxied_call_under_way_is_not_idle(start_server: Any) -> None:
+    server = await start_server(session_ttl=100)
+    session = await server.create()
+    held = reply("tokenized")
+    held.hold = True
+    server.backend.will(held)
+    task = asyncio.create_task(server.call("POST", f"{session.path}/tokenize", data=b"{}"))
+    await held.arrived.wait()
+    server.clock.now += 1000
+    assert server.server.sessions.sweep() == 0
+    held.release()
+    assert (await task).status == 200
+    server.clock.now += 60
+    assert (await session.get())["records"] == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/samples"])
+async def test_a_session_whose_body_is_on_its_way_is_not_idle(start_server: Any, path: str) -> None:
+    server = await start_server(session_ttl=100)
+    session = await server.create()
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"messages": [{"role": "user", '
+        asked.set()
+        await go_on.wait()
+        yield b'"content": "u"}]}'
+
+    server.backend.will(reply("a"))
+    task = asyncio.create_task(server.call("POST", session.path + path, data=body()))
+    await asked.wait()
+    await in_use(server)
+    server.clock.now += 1000
+    assert server.server.sessions.sweep() == 0
+    go_on.set()
+    assert (await task).status == 200
+    await session.get()
+
+
+async def test_a_session_deleted_while_its_body_is_on_its_way_is_not_found(start_server: Any) -> None:
+    # Also where its budget is used up: the session is not there any more, so neither is its budget.
+    server = await start_server(max_session_bytes=10)
+    session = await server.create()
+    await session.say("u" * 100, reply("a"))
+    go_on = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"messages": [{"role": "user", '
+        await go_on.wait()
+        yield b'"content": "u"}]}'
+
+    task = asyncio.create_task(server.call("POST", f"{session.path}/v1/chat/completions", data=body()))
+    await in_use(server)
+    assert await session.delete() == 204
+    go_on.set()
+    assert (await task).status == 404
 
 
 async def test_sessions_have_a_budget(start_server: Any) -> None:

@@ -337,6 +337,18 @@ async def test_a_delete_answers_while_a_turn_is_in_flight(session: Session) -> N
     assert (await session.chat([user("u")])).status == 404
 
 
+async def test_a_reply_that_cannot_be_used_is_none_for_a_closed_session_either(session: Session) -> None:
+    held = reply("late", meta={"prompt_tokens": 1})
+    held.hold = True
+    task = session.start("u", held)
+    await held.arrived.wait()
+    assert await session.delete() == 204
+    held.release()
+    answer = await task
+    assert answer.status == 502
+    assert "did not use the tokens" in answer.error
+
+
 async def test_a_collect_while_a_turn_is_in_flight(session: Session) -> None:
     await session.say("u0", reply("a0"))
     held = reply("a1")

@@ -1,6 +1,7 @@
 """The store of sessions: idle times, budgets, what is remembered (session-http.md, Life of a session)."""
 
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -20,19 +21,20 @@ class Time:
         return self.now
 
 
-def store(time: Time, **limits: float) -> SessionStore:
+def store(time: Time, **limits: Any) -> SessionStore:
     ids = count()
     return SessionStore(
         time,
         lambda: f"s{next(ids)}",
         lambda: LinearTrajectory(Matching(strict)),
-        **limits,  # type: ignore[arg-type]
+        **limits,
     )
 
 
 def test_a_session_lives_while_it_is_used() -> None:
     time = Time()
-    sessions = store(time, ttl=10)
+    expired: list[None] = []
+    sessions = store(time, ttl=10, on_expired=lambda: expired.append(None))
     session = sessions.create()
     for _ in range(5):
         time.now += 9
@@ -41,7 +43,22 @@ def test_a_session_lives_while_it_is_used() -> None:
     with pytest.raises(SessionExpiredError):
         sessions.get(session.id)
     assert session.closed
-    assert sessions.expired_count == 1
+    assert len(expired) == 1
+
+
+def test_a_request_under_way_is_a_use_to_its_end() -> None:
+    time = Time()
+    sessions = store(time, ttl=10)
+    session = sessions.create()
+    with sessions.using(session.id) as used, sessions.using(session.id):
+        assert used is session
+        time.now += 1000
+        assert sessions.sweep() == 0
+    time.now += 9
+    assert sessions.get(session.id) is session
+    time.now += 10
+    with pytest.raises(SessionExpiredError), sessions.using(session.id):
+        pass
 
 
 def test_all_that_is_kept_of_the_last_request_is_counted() -> None:

@@ -123,7 +123,8 @@ class ToySession:
         raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
         self.now += 1
         times = Times(requested=self.now - 0.5, committed=self.now)
-        return self.committer.node(turn, read_reply(raw), self.trajectory.next_seq, times)
+        read = read_reply(raw)
+        return self.committer.node(turn, read, self.committer.read(turn, read), self.trajectory.next_seq, times)
 
     def commit(self, turn: Turn, reply: Mapping[str, Any] | bytes) -> Node | None:
         if not self.trajectory.can_commit(turn.attachment):
