@@ -79,7 +79,9 @@ class WorkerCall:
         self._on_report = on_report
         self._machine: Machine[CallerState, CallerEvent, End] = Machine(CALLER_TABLE, CallerState.FRESH)
         self._loop = asyncio.get_running_loop()
-        self._attempts: list[Attempt] = []
+        # By URL: another one is made there only when the former was surely not admitted.
+        self._attempts: dict[str, Attempt] = {}
+        self._latest: Attempt | None = None
         self._received = 0
         self._answered_at = self._loop.time()
         self._pause = settings.first_pause
@@ -115,7 +117,7 @@ class WorkerCall:
 
     def _begin_abort(self) -> asyncio.Task[None]:
         if self._deletes is None:
-            attempts = [] if self._machine.state is CallerState.ENDED else list(self._attempts)
+            attempts = [] if self._machine.state is CallerState.ENDED else list(self._attempts.values())
             self._machine.apply(CallerEvent.ABORT)
             self._answered_at = self._loop.time()
             self._pause = self._settings.first_pause
@@ -143,7 +145,7 @@ class WorkerCall:
         """Repeat a DELETE until it is answered, within the window."""
         deadline = self._loop.time() + self._settings.window
         pause = self._settings.first_pause
-        is_current = attempt is self._attempts[-1]
+        is_current = attempt is self._latest
         while (left := deadline - self._loop.time()) > 0:
             try:
                 silence = self._settings.request_timeout
@@ -151,7 +153,7 @@ class WorkerCall:
             except Unanswered:
                 pass
             else:
-                if _is_answer(reply):
+                if _is_final(reply):
                     if is_current:
                         self._answered_at = self._loop.time()
                     return
@@ -179,7 +181,8 @@ class WorkerCall:
             return await self._follow(client, attempt)
 
     def _current(self) -> Attempt:
-        return self._attempts[-1]
+        assert self._latest is not None
+        return self._latest
 
     async def _admit(self, client: WorkerClient) -> Attempt:
         """Find a worker that takes the call. Raises _Aborted, InfraAbort and WorkerRefusedError."""
@@ -196,7 +199,7 @@ class WorkerCall:
                     return self._current()
                 if retry_after is not None:
                     not_before[url] = self._loop.time() + retry_after
-            await self._wait_for_places(not_before)
+            await self._wait_for_places(client, not_before)
 
     def _by_load(self) -> list[str]:
         """The workers' URLs, the one with the fewest calls of this process first."""
@@ -206,13 +209,13 @@ class WorkerCall:
                 load[call.url] += 1
         return sorted(load, key=load.__getitem__)
 
-    async def _wait_for_places(self, not_before: Mapping[str, float]) -> None:
+    async def _wait_for_places(self, client: WorkerClient, not_before: Mapping[str, float]) -> None:
         """Every worker has surely not admitted the call: wait before the next round."""
         now = self._loop.time()
         if all(not_before.get(url, 0.0) > now for url in self._settings.worker_urls):
             await self._unless_aborted(asyncio.sleep(min(not_before.values()) - now))
         else:
-            await self._check_window(None)
+            await self._check_window(client)
             await self._rest(at_most=min((time - now for time in not_before.values() if time > now), default=math.inf))
 
     async def _try_place(self, client: WorkerClient, url: str, body_tail: bytes) -> float | None:
@@ -222,14 +225,10 @@ class WorkerCall:
             return None
         if health.status == 429:
             return self._retry_after(health)
-        boot_id = health.boot_id
-        attempt = Attempt(url, secrets.token_urlsafe(16), boot_id)
-        head = json_text({"call_id": attempt.call_id, "boot_id": boot_id})[:-1]
-        self._attempts.append(attempt)
+        attempt = self._latest = self._attempts[url] = Attempt(url, secrets.token_urlsafe(16), health.boot_id)
+        head = json_text({"call_id": attempt.call_id, "boot_id": attempt.boot_id})[:-1]
         while True:
-            reply = await self._submit(client, attempt, head + b"," + body_tail)
-            full = reply is not None and reply.status == 429
-            retry_after = self._retry_after(reply) if reply is not None and full else None
+            retry_after = await self._submit(client, attempt, head + b"," + body_tail)
             if self._machine.state is not CallerState.UNSURE:
                 return retry_after
             if retry_after is not None:
@@ -250,7 +249,7 @@ class WorkerCall:
         if reply.status == 429:
             self._note_answer(reply)
             return reply
-        if not _is_answer(reply) or reply.body.get("draining"):
+        if not _is_final(reply) or reply.body.get("draining"):
             self._apply(CallerEvent.NOT_ADMITTED)
             return None
         if reply.status != 200:
@@ -266,10 +265,11 @@ class WorkerCall:
                 orphan_timeout,
                 self._settings.window,
             )
+        self._note_answer(reply)
         return reply
 
-    async def _submit(self, client: WorkerClient, attempt: Attempt, body: bytes) -> Reply | None:
-        """Send the submit once, and move by what is proved. None without an answer."""
+    async def _submit(self, client: WorkerClient, attempt: Attempt, body: bytes) -> float | None:
+        """Send the submit once, and move by what is proved. Returns what Retry-After asks for, if it is full."""
         self._apply(CallerEvent.SUBMIT_SENT)
         try:
             reply = await self._unless_aborted(
@@ -286,7 +286,7 @@ class WorkerCall:
             return None
         self._note_answer(reply)
         self._apply(_submit_event(reply, attempt), reply)
-        return reply
+        return self._retry_after(reply) if reply.status == 429 else None
 
     async def _follow(self, client: WorkerClient, attempt: Attempt) -> dict[str, Any]:
         """Poll until the outcome is here."""
@@ -317,7 +317,7 @@ class WorkerCall:
             self._note_answer(reply)
             await self._sleep(self._retry_after(reply))
             return None
-        if reply.status != 429 and not _is_answer(reply):
+        if reply.status != 429 and not _is_final(reply):
             raise Unanswered(f"status {reply.status}", sent=True)
         self._note_answer(reply)
         if reply.status != 200 or reply.boot_id != attempt.boot_id:
@@ -358,7 +358,7 @@ class WorkerCall:
                 raise InfraAbort(end.value)
 
     def _note_answer(self, reply: Reply) -> None:
-        if _is_answer(reply) or reply.status == 429:
+        if _is_final(reply) or reply.status == 429:
             # The time that a full worker asks for is not the window's.
             asked = self._retry_after(reply) if reply.status == 429 else 0.0
             self._answered_at = max(self._answered_at, self._loop.time() + asked)
@@ -368,14 +368,15 @@ class WorkerCall:
         """Seconds until the window is over, from the last answered request on."""
         return max(0.001, self._answered_at + self._settings.window - self._loop.time())
 
-    async def _check_window(self, client: WorkerClient | None) -> None:
+    async def _check_window(self, client: WorkerClient) -> None:
         """End the call if nothing has answered within the window; a worker that may run it is told, once."""
         if self._loop.time() < self._answered_at + self._settings.window:
             return
+        may_run = self._machine.state in (CallerState.UNSURE, CallerState.ADMITTED)
         try:
             self._apply(CallerEvent.WINDOW_OVER)
         except InfraAbort:
-            if client is not None and not self._aborted.is_set():
+            if may_run:
                 await self._say_farewell(client)
             raise
 
@@ -432,8 +433,8 @@ def _consume(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def _is_answer(reply: Reply) -> bool:
-    """Whether a reply says something of the call. 408 is a slow connection; 429 and 5xx ask for a repeat."""
+def _is_final(reply: Reply) -> bool:
+    """Whether a reply asks for no repeat of its request, as 429 and 5xx do, and 408, which is a slow connection."""
     return reply.status < 500 and reply.status not in (408, 429)
 
 
@@ -444,7 +445,7 @@ def _submit_event(reply: Reply, attempt: Attempt) -> CallerEvent:
         return CallerEvent.ACCEPTED
     if reply.status in (429, 503):
         return CallerEvent.NOT_ADMITTED
-    if not _is_answer(reply):
+    if not _is_final(reply):
         return CallerEvent.NO_ANSWER
     if reply.status == 410:
         return {"tombstone": CallerEvent.TOMBSTONED, "cancelled": CallerEvent.CANCELLED}.get(

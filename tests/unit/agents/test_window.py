@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import math
 from typing import Any
 
 import pytest
 
 from miles_ref.agents import AgentSettings, InfraAbort
-from miles_ref.agents.client import Attempt, Content, WorkerCall
+from miles_ref.agents.client import Attempt, Content, WorkerCall, _Aborted
 from miles_ref.agents.http_client import Reply, Unanswered
 from miles_ref.agents.machine import CallerEvent
 
@@ -48,13 +50,19 @@ def answer(status: int, retry_after: float | None = None, **body: Any) -> Reply:
     return Reply(status, {"boot_id": ATTEMPT.boot_id, **body}, retry_after)
 
 
-async def admitted(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerCall, Clock]:
-    call = WorkerCall(Content("m:f", {}, {}, None), AgentSettings(worker_urls=(ATTEMPT.url,), window=WINDOW))
+def fresh(monkeypatch: pytest.MonkeyPatch, *urls: str, **settings: Any) -> tuple[WorkerCall, Clock]:
+    how = AgentSettings(worker_urls=urls, window=WINDOW, **settings)
+    call = WorkerCall(Content("m:f", {}, {}, None), how)
     clock = Clock()
     monkeypatch.setattr(call, "_loop", clock)
     monkeypatch.setattr(call, "_answered_at", clock.now)
     monkeypatch.setattr(call, "_sleep", clock.sleep)
-    monkeypatch.setattr(call, "_attempts", [ATTEMPT])
+    return call, clock
+
+
+async def admitted(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerCall, Clock]:
+    call, clock = fresh(monkeypatch, ATTEMPT.url)
+    monkeypatch.setattr(call, "_latest", ATTEMPT)
     call._apply(CallerEvent.SUBMIT_SENT)
     call._apply(CallerEvent.ACCEPTED)
     return call, clock
@@ -96,3 +104,65 @@ async def test_the_window_counts_from_the_last_answer(monkeypatch: pytest.Monkey
 
     ended = await unreachable_at(call, clock, Slow(empty, empty, empty))
     assert math.isclose(ended, 2.7 * WINDOW + WINDOW, abs_tol=AgentSettings().longest_pause)
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5 * WINDOW, 0.9 * WINDOW])
+async def test_an_answered_health_counts_for_the_window(monkeypatch: pytest.MonkeyPatch, late: float) -> None:
+    call, clock = fresh(monkeypatch, ATTEMPT.url)
+
+    class LateHealth(Worker):
+        async def ask(self, method: str, url: str, **more: Any) -> Reply:
+            self.methods.append(method)
+            if method == "GET" and clock.now >= late:
+                answered.append(clock.now)
+                return answer(200, draining=False)
+            raise Unanswered("nobody", sent=True)
+
+    answered: list[float] = []
+    worker = LateHealth()
+    with pytest.raises(InfraAbort, match="WorkerUnreachable"):
+        await asyncio.wait_for(call._admit(worker), 60)  # type: ignore[arg-type]
+    (last,) = answered
+    assert last + WINDOW <= clock.now <= last + WINDOW + AgentSettings().longest_pause
+    assert worker.methods[-1] == "DELETE"
+
+
+async def test_a_draining_worker_s_health_does_not_count_and_it_gets_no_delete(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, clock = fresh(monkeypatch, ATTEMPT.url)
+    worker = Worker(*[answer(200, draining=True)] * 100)
+    with pytest.raises(InfraAbort, match="WorkerUnreachable"):
+        await asyncio.wait_for(call._admit(worker), 60)  # type: ignore[arg-type]
+    assert WINDOW <= clock.now <= WINDOW + AgentSettings().longest_pause
+    assert set(worker.methods) == {"GET"}
+
+
+async def test_an_abort_deletes_the_last_attempt_at_each_url_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = ("http://first", "http://second")
+    call, _ = fresh(monkeypatch, *urls, "http://third", first_pause=0.0)
+    submitted: dict[str, list[str]] = {url: [] for url in urls}
+    deleted: list[str] = []
+
+    class Full(Worker):
+        async def ask(self, method: str, url: str, **more: Any) -> Reply:
+            if url.startswith("http://third"):
+                raise Unanswered("nobody listens", sent=False)
+            match method:
+                case "DELETE":
+                    deleted.append(url)
+                    return answer(202, state="tombstone")
+                case "POST":
+                    ids = submitted[url.removesuffix("/calls")]
+                    ids.append(json.loads(more["body"])["call_id"])
+                    if len(ids) == 3 and url.startswith(urls[1]):
+                        call._begin_abort()
+                    return answer(429, 0.0, code="full")
+            return answer(200, draining=False)
+
+    worker = Full()
+    monkeypatch.setattr(call, "_client", lambda: contextlib.nullcontext(worker))
+    monkeypatch.setattr(call, "_loop", asyncio.get_running_loop())
+    with pytest.raises(_Aborted):
+        await asyncio.wait_for(call._admit(worker), 60)  # type: ignore[arg-type]
+    await call.abort()
+    assert [len(ids) for ids in submitted.values()] == [3, 3]
+    assert sorted(deleted) == [f"{url}/calls/{ids[-1]}" for url, ids in submitted.items()]
