@@ -52,8 +52,8 @@ bench-compare: $(TEST)
 	$(BIN)/python -m bench.compare $(BASE) $(or $(NEW),$(RESULTS)) $(ARGS)
 
 mutants: $(TEST)
-	$(BIN)/python -m tests.golden.mutants $(ARGS)
-	$(BIN)/python -m tests.golden.mutants.package $(ARGS)
+	$(BIN)/python -m tests.golden.mutants
+	$(BIN)/python -m tests.golden.mutants.package
 
 mutation-sweep: $(MUTATION)
 	$(BIN)/python -m tests.golden.mutants.sweep --minutes 30 --out $(OUT)/mutation-sweep.json $(ARGS)

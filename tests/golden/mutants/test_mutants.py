@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.golden.mutants import Mutant, fails, hand_cases, loaded, mutants
+from tests.golden.mutants.__main__ import main
+from tests.golden.mutants.package.__main__ import main as main_of_package
 from tests.golden.oracle import verdict
 
 CASES = hand_cases()
@@ -28,3 +32,10 @@ def test_each_case_kills_a_known_mutant() -> None:
 
 def test_the_oracle_itself_fails_on_none() -> None:
     assert [case["id"] for case in CASES if verdict(case) is not None] == []
+
+
+@pytest.mark.parametrize("command", [main, main_of_package])
+def test_a_name_that_no_mutant_has_is_a_usage_error(command: Callable[[list[str]], int]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(["no-such-mutant"])
+    assert ended.value.code == 2

@@ -11,23 +11,25 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.golden.mutants import Mutant
+from tests.golden.mutants.__main__ import argument_parser, choose
 
 from . import hand_cases, killers, mutants
 
 
 def main(arguments: list[str]) -> int:
     """The matrix, one line a mutant. 0 when every mutant is killed and every case kills one."""
-    against_all = "--all" in arguments
-    names = {name for name in arguments if not name.startswith("--")}
-    chosen = [mutant for mutant in mutants() if not names or mutant.name in names]
+    parser = argument_parser(__spec__.parent, __doc__)
+    parser.add_argument("--all", action="store_true", help="against all cases of its kind, not those that name it")
+    flags = parser.parse_args(arguments)
+    chosen = choose(mutants(), flags.names, parser)
     bad = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for mutant, (failed, fault) in zip(
-            chosen, pool.map(lambda one: judged(one, against_all=against_all), chosen), strict=True
+            chosen, pool.map(lambda one: judged(one, against_all=flags.all), chosen), strict=True
         ):
             print(f"{mutant.stage:8} {mutant.name:36} {len(failed):4}  {' '.join(failed[:3])}", flush=True)
             bad += [fault] if fault else []
-    if not names:
+    if not flags.names:
         bad += [f"{case['id']} kills no mutant" for case in hand_cases() if not case["kills"]]
     print("\n".join(bad) or "every mutant is killed, every case kills one")
     return 1 if bad else 0
