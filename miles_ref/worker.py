@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from miles_ref.agents.core import CoreSettings
+from miles_ref.agents.settings import read_token_file
 from miles_ref.agents.worker_server import ServerSettings, is_loopback, serve
+from miles_ref.errors import UsageError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,7 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Check the flags, and serve until SIGTERM has drained the worker."""
     flags = parser()
     options = flags.parse_args(arguments)
-    token = _read_token(flags, options.token_file)
+    try:
+        token = read_token_file(options.token_file, "--token-file")
+    except UsageError as exc:
+        flags.error(str(exc))
     if token is None and not options.insecure and not is_loopback(options.host):
         flags.error(f"--host {options.host} is not loopback: anybody who reaches it could run code here. "
                     "Give --token-file, or --insecure if the network is trusted")  # fmt: skip
@@ -97,18 +102,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
     return value
-
-
-def _read_token(flags: argparse.ArgumentParser, path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except OSError as exc:
-        flags.error(f"--token-file {path} cannot be read: {exc.strerror}")
-    if not token:
-        flags.error(f"--token-file {path} is empty")
-    return token
 
 
 def _raise_descriptor_limit() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from miles_ref.agents.settings import AgentSettings, read_token
+from miles_ref.agents.settings import AgentSettings, read_token_file
 from miles_ref.errors import UsageError
 
 
@@ -26,11 +26,10 @@ def worker_group() -> None:
 def status_command(url: str, token_file: Path | None, as_json: bool) -> None:
     """Show the calls of the worker at URL: states, scopes, ages, child processes. No arguments, no values."""
     try:
-        settings = AgentSettings(worker_urls=(url,), worker_token_file=token_file)
-        token = read_token(settings)
+        (base,) = AgentSettings(worker_urls=(url,)).worker_urls
+        token = read_token_file(token_file, "--token-file")
     except UsageError as exc:
         raise click.UsageError(str(exc)) from None
-    base = settings.worker_urls[0]
     health = _get(f"{base}/health", token)
     calls = _get(f"{base}/calls", token)["calls"]
     if as_json:

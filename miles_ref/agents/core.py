@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from miles_ref.agents.machine import LIVE, Action, Call, State
+from miles_ref.agents.machine import LINGER_SECONDS, LIVE, Action, Call, State
 
 CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 MAX_WAIT_SECONDS = 24.0
@@ -33,7 +33,7 @@ class CoreSettings:
     unfetched_ttl: float = 3600.0
     known_ttl: float = 3600.0
     tombstone_ttl: float = 3600.0
-    linger: float = 5.0
+    linger: float = LINGER_SECONDS
     max_calls: int = 256
     max_known: int = 100_000
     max_kept_bytes: int = 4 << 30

@@ -10,13 +10,10 @@ from typing import Any
 from miles_ref.agents.child import Child, ChildSpec, request_frame
 from miles_ref.agents.client import deliver
 from miles_ref.agents.framing import read_json
-from miles_ref.agents.machine import LIVE, Action, Call, State
+from miles_ref.agents.machine import LINGER_SECONDS, LIVE, Action, Call, State
 from miles_ref.agents.starts import Start, starts
 
 logger = logging.getLogger("miles_ref.agents")
-
-LINGER_SECONDS = 5.0
-"""How long a child may take to exit once its outcome was read."""
 
 
 class LocalCall:

@@ -243,6 +243,9 @@ def mermaid(table: Sequence[Row[Any, Any, Any]]) -> str:
 LIVE = frozenset({State.IMPORTING, State.RUNNING, State.ENDING, State.CANCELLING, State.KILLED})
 """States in which the child process exists."""
 
+LINGER_SECONDS = 5.0
+"""How long a child may take to exit once its outcome was read."""
+
 ORPHANABLE = frozenset({State.IMPORTING, State.RUNNING})
 """States in which the orphan timer runs."""
 

@@ -84,16 +84,22 @@ def check_agent_call(mode: str, settings: AgentSettings, base_url: str) -> None:
 
 
 def read_token(settings: AgentSettings) -> str | None:
-    """The token for the workers, from its file; None without one. Raises UsageError if there is none in the file."""
-    path = settings.worker_token_file
+    """The token for the workers, as read_token_file."""
+    return read_token_file(settings.worker_token_file, "--custom-agent-function-worker-token-file")
+
+
+def read_token_file(path: Path | None, flag: str) -> str | None:
+    """The token in a file that `flag` names; None without a file. Raises UsageError if there is no token in it."""
     if path is None:
         return None
     try:
         token = path.read_text(encoding="utf-8").strip()
     except OSError as exc:
-        raise UsageError(f"--custom-agent-function-worker-token-file {path} cannot be read: {exc.strerror}") from None
+        raise UsageError(f"{flag} {path} cannot be read: {exc.strerror}") from None
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{flag} {path} is not UTF-8 text, byte {exc.start} on: write the token alone to it") from None
     if not token:
-        raise UsageError(f"--custom-agent-function-worker-token-file {path} is empty")
+        raise UsageError(f"{flag} {path} is empty")
     return token
 
 

@@ -18,7 +18,7 @@ GUARDED_VARIABLES = ("LD_*", "PYTHON*", "PATH")
 """With --allow-function a call may not set these: each could run another function than the allowed one."""
 
 
-class RefusedForm(Exception):
+class RefusedSubmit(Exception):
     """The body cannot be taken; `answer` is 403 or 400."""
 
     def __init__(self, answer: Answer) -> None:
@@ -36,7 +36,7 @@ class Order:
 
 
 def parse_submission(body: bytes, allow_functions: tuple[str, ...] = ()) -> Order:
-    """Read the body of a submit; linear in its bytes. Raises RefusedForm. No patterns allow every function."""
+    """Read the body of a submit; linear in its bytes. Raises RefusedSubmit. No patterns allow every function."""
     fields, duplicates = _load(body)
     if allow_functions:
         _check_allowed(fields, allow_functions)
@@ -49,13 +49,13 @@ def parse_submission(body: bytes, allow_functions: tuple[str, ...] = ()) -> Orde
     if FUNCTION.fullmatch(fn) is None:
         _refuse("fn must be 'module:qualname'")
     kwargs = _field(fields, "kwargs", dict)
-    env = _field(fields, "env", dict, default={})
+    env = _field(fields, "env", dict, required=False) or {}
     for name, value in env.items():
         _check_variable(name, value)
-    scope = _field(fields, "scope", str, default=None)
+    scope = _field(fields, "scope", str, required=False)
     if scope == "":
         _refuse("scope must not be an empty string; null is no scope")
-    boot_id = _field(fields, "boot_id", str, default=None)
+    boot_id = _field(fields, "boot_id", str, required=False)
     try:
         digest = content_digest(fn, kwargs, env, scope)
     except RecursionError:
@@ -106,12 +106,14 @@ def _load(body: bytes) -> tuple[dict[str, Any], list[str]]:
 def _check_allowed(fields: dict[str, Any], patterns: tuple[str, ...]) -> None:
     fn = fields.get("fn")
     if isinstance(fn, str) and not function_allowed(fn, patterns):
-        raise RefusedForm(error(403, "function", f"this worker does not run {fn!r} (--allow-function)"))
+        raise RefusedSubmit(error(403, "function", f"this worker does not run {fn!r} (--allow-function)"))
     env = fields.get("env")
     if isinstance(env, dict):
         for name in env:
             if any(fnmatchcase(name, guarded) for guarded in GUARDED_VARIABLES):
-                raise RefusedForm(error(403, "variable", f"env must not set {name!r} where --allow-function is given"))
+                raise RefusedSubmit(
+                    error(403, "variable", f"env must not set {name!r} where --allow-function is given")
+                )
 
 
 def _check_variable(name: str, value: Any) -> None:
@@ -125,12 +127,13 @@ def _check_variable(name: str, value: Any) -> None:
         _refuse(f"the variable {name!r} holds characters that no environment can hold")
 
 
-def _field(fields: dict[str, Any], name: str, kind: type, **default: Any) -> Any:
+def _field(fields: dict[str, Any], name: str, kind: type, *, required: bool = True) -> Any:
+    """The value of a member, which is of `kind`; None where one that is not required is absent or null."""
     value = fields.get(name)
     if value is None:
-        if "default" in default:
-            return default["default"]
-        _refuse(f"{name} is missing")
+        if required:
+            _refuse(f"{name} is missing")
+        return None
     if not isinstance(value, kind):
         _refuse(f"{name} must be {'a string' if kind is str else 'an object'}, not {type(value).__name__}")
     return value
@@ -141,4 +144,4 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise RefusedForm(error(400, "form", message))
+    raise RefusedSubmit(error(400, "form", message))

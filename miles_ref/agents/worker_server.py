@@ -30,7 +30,7 @@ from miles_ref.agents.child import Child, ChildSpec, request_frame
 from miles_ref.agents.core import MAX_WAIT_SECONDS, Act, ActKind, Answer, CoreSettings, PollReply, WorkerCore, error
 from miles_ref.agents.environment import OWN_TOKEN_VARIABLES, child_environment
 from miles_ref.agents.starts import Start, starts
-from miles_ref.agents.submission import Order, RefusedForm, parse_submission
+from miles_ref.agents.submission import Order, RefusedSubmit, parse_submission
 
 logger = logging.getLogger("miles_ref.worker")
 _http_logger = logging.getLogger("miles_ref.worker.http")
@@ -107,7 +107,7 @@ class WorkerServer:
             return self._json(error(400, "form", f"the body cannot be read: {type(exc).__name__}"))
         try:
             order, frame = await self._parse(body)
-        except RefusedForm as exc:
+        except RefusedSubmit as exc:
             return self._json(exc.answer)
         del body
         # From here on nothing is awaited: a submit whose client vanishes is admitted wholly or not at all.
@@ -121,7 +121,7 @@ class WorkerServer:
             try:
                 return order, request_frame(order.submission.fn, order.kwargs)
             except ValueError as exc:
-                raise RefusedForm(error(400, "form", f"kwargs: {exc}")) from None
+                raise RefusedSubmit(error(400, "form", f"kwargs: {exc}")) from None
 
         return parse() if len(body) <= THREAD_PARSE_BYTES else await asyncio.to_thread(parse)
 

@@ -103,9 +103,9 @@ class DriverSettings:
             raise UsageError("there is no agent function: set --custom-agent-function-path to pkg.module.function")
         for address in self.session_servers:
             check_agent_call(self.agent_mode, self.agent, f"http://{address}")
-        if callable(function):
-            return function if self.agent_mode == Mode.INLINE else function_path(function)
-        return function_path(function if ":" in function else ":".join(function.rsplit(".", 1)))
+        if callable(function) and self.agent_mode == Mode.INLINE:
+            return function
+        return function_path(function)
 
 
 def host_and_port(ip: str, port: Any) -> str:

@@ -543,6 +543,8 @@ async def test_settings_that_cannot_work_are_refused() -> None:
         await call("echo", settings())
     with pytest.raises(UsageError, match="token-file"):
         await call("echo", settings("http://127.0.0.1:9", worker_token_file=Path("/no/such/file")))
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
+        await call("echo", settings("http://127.0.0.1:9", worker_token_file=Path(sys.executable)))
     with pytest.raises(UsageError, match="scope"):
         await call_agent_function(AGENTS + "echo", mode="worker", scope="", settings=settings("http://127.0.0.1:9"))
 

@@ -97,6 +97,7 @@ def test_the_ready_line_is_one_json_line(worker: str) -> None:
         (["--host", "0.0.0.0"], "--insecure"),
         (["--host", "0.0.0.0", "--token-file", "{tmp}/empty"], "empty"),
         (["--token-file", "{tmp}/missing"], "cannot be read"),
+        (["--token-file", "{tmp}/binary"], "binary is not UTF-8 text"),
         (["--pass-env", "HOME"], "--clean-env"),
         (["--max-calls", "0"], "--max-calls"),
         (["--orphan-timeout", "nan"], "--orphan-timeout"),
@@ -106,6 +107,7 @@ def test_the_ready_line_is_one_json_line(worker: str) -> None:
 )
 def test_flags_that_cannot_work(flags: list[str], mentions: str, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
+    (tmp_path / "binary").write_bytes(b"t0ken\xff")
     argv = [flag.format(tmp=tmp_path) for flag in flags]
     ended = subprocess.run(
         [sys.executable, "-m", "miles_ref.worker", *argv], capture_output=True, text=True, timeout=60
@@ -373,3 +375,6 @@ def test_status_says_where_no_worker_is() -> None:
     assert said.exit_code == 1
     assert "no worker answers" in said.output
     assert CliRunner().invoke(worker_group, ["status", "nonsense"]).exit_code == 2
+    said = CliRunner().invoke(worker_group, ["status", "http://127.0.0.1:9", "--token-file", "/no/such/file"])
+    assert said.exit_code == 2
+    assert "Error: --token-file /no/such/file cannot be read" in said.output

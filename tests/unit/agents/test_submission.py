@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from miles_ref.agents.submission import RefusedForm, content_digest, parse_submission
+from miles_ref.agents.submission import RefusedSubmit, content_digest, parse_submission
 
 GOOD: dict[str, Any] = {"call_id": "a-B_9", "fn": "pkg.module:Class.run", "kwargs": {"x": [1, None]}}
 
@@ -18,7 +18,7 @@ def body(**changes: Any) -> bytes:
 
 
 def refused(raw: bytes, *patterns: str) -> tuple[int, str, str]:
-    with pytest.raises(RefusedForm) as caught:
+    with pytest.raises(RefusedSubmit) as caught:
         parse_submission(raw, tuple(patterns))
     answer = caught.value.answer
     return answer.status, answer.body["code"], answer.body["error"]
@@ -96,7 +96,7 @@ def test_arguments_too_deep_for_this_worker_are_400() -> None:
 def refused_or_taken(raw: bytes) -> tuple[int, str] | None:
     try:
         parse_submission(raw)
-    except RefusedForm as refusal:
+    except RefusedSubmit as refusal:
         return refusal.answer.status, refusal.answer.body["code"]
     return None
 
