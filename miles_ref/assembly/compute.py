@@ -12,6 +12,9 @@ from miles_ref.errors import AssemblyError, FieldError
 from miles_ref.records import AssemblySettings, Chain, IntArray, Record, RowView, TokenView
 from miles_ref.sample import PrefixCacheInfo, Sample
 
+_SHOWN = 64
+"""How many tokens of each side an error shows: those that were trimmed are to be named (pipeline.md, compute)."""
+
 
 def compute(chain: Chain, settings: AssemblySettings) -> list[Sample]:
     """One turn a record, in order. Tokens and replay rows are views; mask (uint8) and log probs (float64) read-only.
@@ -69,7 +72,8 @@ def _trim(chain: Chain, turn: int, settings: AssemblySettings) -> int:
         raise FieldError(
             "output_token_logprobs",
             f"ends in {trim} tokens that are not in the accumulated token ids (trim {trim}, allowed {allowed}): "
-            f"output {shown_ids(record.output_ids[matched:])}, accumulated {shown_ids(rest[matched:])} "
+            f"output {shown_ids(record.output_ids[matched:], _SHOWN)}, "
+            f"accumulated {shown_ids(rest[matched:], _SHOWN)} "
             f"from index {record.start + matched}",
         )
     if last and record.start + matched != len(accumulated):

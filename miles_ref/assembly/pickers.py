@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from miles_ref.assembly.merge import agent_metadata, rewards_of
@@ -49,7 +50,7 @@ def leaf_rewards(leaf_samples: list[Sample], session_metadata: dict[str, Any], w
         reward = given.get(response_id)
         if reward is None:
             continue
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or reward != reward:
+        if not _is_comparable(reward):
             raise AssemblyError(f"{who}: the reward of {response_id} is {reward!r:.80}, not a number to compare")
         rewards[leaf_id(sample)] = reward
     if not rewards:
@@ -59,3 +60,13 @@ def leaf_rewards(leaf_samples: list[Sample], session_metadata: dict[str, Any], w
             f"request, for some of {ids}"
         )
     return rewards
+
+
+def _is_comparable(reward: Any) -> bool:
+    """Whether it is a number that a float64 can hold, and not NaN."""
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        return False
+    try:
+        return not math.isnan(reward)
+    except OverflowError:
+        return False

@@ -175,7 +175,7 @@ class Undecodable(Payload):
 def read_layers(meta: Mapping[str, Any]) -> int:
     """The number of layers of an indexer_topk payload, which must be given beside it."""
     value = meta.get("indexer_topk_num_layers")
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 1 <= value < 2**31:
         raise FieldError("indexer_topk_num_layers", f"is {value!r:.100} beside indexer_topk, not a number of layers")
     return value
 
@@ -239,10 +239,10 @@ def _read_record(record: Mapping[str, Any], before: IntArray, settings: Assembly
     )
 
 
-def shown_ids(ids: IntArray) -> str:
-    """Token ids for a message, the first few of many."""
-    shown = ", ".join(map(str, ids[:8].tolist()))
-    return f"[{shown}{', ...' if len(ids) > 8 else ''}]"
+def shown_ids(ids: IntArray, limit: int = 8) -> str:
+    """Token ids for a message, the first `limit` of many."""
+    shown = ", ".join(map(str, ids[:limit].tolist()))
+    return f"[{shown}{', ...' if len(ids) > limit else ''}]"
 
 
 def common_prefix(left: IntArray, right: IntArray) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from miles_ref.errors import PluginError, PluginLoadError, described
+from miles_ref.errors import AssemblyError, PluginError, PluginLoadError, described
 from miles_ref.hookspecs import PROJECT, HookSpecs
 
 logger = logging.getLogger("miles_ref.plugins")
@@ -72,11 +72,11 @@ class Implementation:
         """Call the function with those arguments that it takes; a call that takes long (seconds) is logged.
 
         Raises PluginError for anything that leaves it, SystemExit and KeyboardInterrupt too; CancelledError passes.
-        A trusted implementation's errors pass as they are.
+        A trusted implementation's errors pass as they are, save that what a picker or merger raises is always 422.
         """
         taken = {name: arguments[name] for name in self.arguments}
         if self.trusted:
-            return self.function(**taken)
+            return self._call_trusted(taken)
         began = clock()
         try:
             return self.function(**taken)
@@ -88,6 +88,15 @@ class Implementation:
             seconds = clock() - began
             if seconds >= slow_after:
                 logger.warning("%s took %.2f s; the server answers nobody meanwhile", self, seconds)
+
+    def _call_trusted(self, taken: Mapping[str, Any]) -> Any:
+        try:
+            return self.function(**taken)
+        except Exception as error:
+            # An AssemblyError says already what is wrong with the session or the request.
+            if self.hook not in ("pick", "merge") or isinstance(error, AssemblyError):
+                raise
+            raise self.failure(error) from error
 
     def failure(self, error: BaseException) -> PluginError:
         """The error that says what the implementation raised, and where."""

@@ -179,8 +179,11 @@ def _check_input(sample: Any) -> None:
     for name in ("teacher_log_probs", "opd_reverse_kl"):
         if getattr(sample, name, None) is not None:
             raise _not_default(name, getattr(sample, name))
-    if _STUDENT_LOG_PROBS in (sample.metadata or {}):
-        raise _not_default(f"metadata.{_STUDENT_LOG_PROBS}", sample.metadata[_STUDENT_LOG_PROBS])
+    metadata: Any = sample.metadata
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise DecodeError(f"the input sample's metadata is {metadata!r:.80}, not an object")
+    if metadata and _STUDENT_LOG_PROBS in metadata:
+        raise _not_default(f"metadata.{_STUDENT_LOG_PROBS}", metadata[_STUDENT_LOG_PROBS])
 
 
 def _is_zero(info: Any) -> bool:

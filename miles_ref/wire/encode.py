@@ -188,6 +188,7 @@ def _check_lengths(response_length: int, lengths: Mapping[str, int], where: str)
 
 def _json_value(name: str, value: Any, where: str) -> Any:
     """The value as JSON. Refuses what the table's type is not, so that whatever is written can be read."""
+    given = value
     if name == "response":
         fits = isinstance(value, str)
     elif name == "response_length":
@@ -196,14 +197,17 @@ def _json_value(name: str, value: Any, where: str) -> Any:
         value = value.value if isinstance(value, Enum) else value
         fits = isinstance(value, str) and value in _STATUSES
     elif name == "weight_versions":
-        fits = isinstance(value, list) and all(isinstance(version, str) for version in value)
+        fits = isinstance(value, list)
+        for at, version in enumerate(value if fits else ()):
+            if not isinstance(version, str):
+                raise EncodeError(f"{where}[{at}] is {version!r:.80}, not a text (wire.md)")
     elif name == "prefix_cache_info":
         value = _cache_info(value)
         fits = value is not None
     else:
         fits = name != "metadata" or isinstance(value, dict)
     if not fits:
-        raise EncodeError(f"{where} is {value!r:.80}, which is not of the field's type (wire.md)")
+        raise EncodeError(f"{where} is {given!r:.80}, which is not of the field's type (wire.md)")
     return value
 
 

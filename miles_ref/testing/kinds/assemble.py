@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from miles_ref.assembly.reading import read_record
-from miles_ref.errors import AssemblyError
+from miles_ref.assembly.reading import read_ids, read_record
+from miles_ref.errors import AssemblyError, FieldError
 from miles_ref.plugins import Assembly, Pipeline
 from miles_ref.records import AssemblySettings, Chain, IntArray, Leaf, Record, int_array
 from miles_ref.sample import Sample
@@ -68,7 +68,7 @@ def linear_chains(case: Case, settings: AssemblySettings) -> list[Chain]:
         before = tokens_of(record, before)
         records.append(record)
     accumulated = case.input.get("accumulated_token_ids")
-    return [Chain(records, None if accumulated is None else int_array(accumulated))] if records else []
+    return [Chain(records, None if accumulated is None else _accumulated(accumulated))] if records else []
 
 
 def forest_chains(nodes: Sequence[Mapping[str, Any]], settings: AssemblySettings) -> list[Chain]:
@@ -85,11 +85,19 @@ def forest_chains(nodes: Sequence[Mapping[str, Any]], settings: AssemblySettings
     return [
         Chain(
             [records[node_id] for node_id in paths[leaf]],
-            int_array(nodes[leaf]["token_ids"]),
+            _accumulated(nodes[leaf]["token_ids"]),
             Leaf(leaf, nodes[leaf]["parent"], tuple(paths[leaf]), records[leaf].response_id),
         )
         for leaf in leaves(nodes)
     ]
+
+
+def _accumulated(ids: Any) -> IntArray:
+    """The accumulated token ids of a case. Raises AssemblyError (422) for what is no id: no output can equal it."""
+    try:
+        return read_ids(ids, "accumulated_token_ids")
+    except FieldError as error:
+        raise AssemblyError(str(error)) from error
 
 
 def tokens_of(record: Record, before: IntArray | None) -> IntArray:

@@ -85,7 +85,10 @@ def _value_of(name: str, value: Any) -> Any:
         return [_WORDS.get(item, item) if isinstance(item, str) else item for item in value]
     if isinstance(value, dict) and is_array(value):
         try:
-            return np.array(value["data"], dtype=value["dtype"]).reshape(value["shape"])
+            dtype = np.dtype(value["dtype"])
+            if dtype.kind in "iu" and not set(map(type, value["data"])) <= {int}:
+                raise TypeError(f"its data is not all integers, as {dtype} is")  # numpy would round it
+            return np.array(value["data"], dtype=dtype).reshape(value["shape"])
         except (TypeError, ValueError, OverflowError) as error:
             raise CaseError(f"{name} is no array: {error}") from error
     return value

@@ -70,8 +70,12 @@ def _read_tensor(info: Any, data: bytes) -> dict[str, Any]:
     if dtype not in WIDTHS or not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
         raise Fault("safetensors")
     size = WIDTHS[dtype]
+    largest = WIDTHS[dtype]
     for dimension in shape:
         size *= dimension
+        largest *= max(1, dimension)
+    if largest >= 2**63:  # No reader can make an array of this shape, not even an empty one.
+        raise Fault("safetensors")
     if offsets[1] - offsets[0] != size or offsets[1] > len(data):
         raise Fault("safetensors")
     return {"dtype": dtype, "shape": shape, "raw": data[offsets[0] : offsets[1]], "offsets": offsets}

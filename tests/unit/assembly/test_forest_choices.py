@@ -109,6 +109,7 @@ def test_equally_good_leaves_are_told_apart_by_their_commit(samples: list[Sample
         ({"rewards": {"other": 1}}, "no leaf has a reward"),
         ({"rewards": {"r1": {"acc": 1}}}, "the reward of r1 is .*not a number"),
         ({"rewards": {"r1": True}}, "the reward of r1 is True"),
+        ({"rewards": {"r1": 10**400}}, "the reward of r1 is 1000.*not a number"),
         ({"rewards": [1]}, "rewards is .*not an object"),
         ([], "agent metadata is .*not an object"),
     ],

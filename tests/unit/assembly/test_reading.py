@@ -154,7 +154,7 @@ def test_base64_may_be_text_or_bytes() -> None:
     assert read_payload("x", "AQID") == read_payload("x", memoryview(b"AQID")) == b"\x01\x02\x03"
 
 
-@pytest.mark.parametrize("layers", [None, "2", 0, -1, True, 1.0])
+@pytest.mark.parametrize("layers", [None, "2", 0, -1, True, 1.0, 2**31])
 def test_layers_are_a_number_of_layers(layers: Any) -> None:
     with pytest.raises(FieldError, match="indexer_topk_num_layers"):
         read_layers({"indexer_topk_num_layers": layers})

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from miles_ref.errors import EncodeError, PluginError
+from miles_ref.errors import AssemblyError, EncodeError, PluginError
 from miles_ref.plugins import Catalogue, Pipeline, Plugin
-from miles_ref.plugins.guard import Origin, implementations
+from miles_ref.plugins.guard import Implementation, Origin, implementations
 from miles_ref.sample import Sample
 from miles_ref.wire import SAMPLES_VALUE_SPEC_V2, decode_samples_and_merge_input_sample
 
@@ -121,6 +121,24 @@ def test_a_merger_that_gives_no_samples_is_422_and_the_session_stays(
     with pytest.raises(PluginError, match=rf"plugin {path}, hook merge .*{said}"):
         session.collect(Pipeline("v2", picker="keep-all", merger=path))
     assert session.collect(Pipeline("v2", picker="keep-all")) == before
+
+
+@pytest.mark.parametrize("hook", ["pick", "merge"])
+def test_what_a_built_in_raises_is_422_too(hook: str) -> None:
+    def built_in(leaf_samples: Any, session_metadata: Any) -> Any:
+        raise session_metadata["error"]
+
+    implementation = Implementation.of(Origin("built-in"), hook, built_in, trusted=True)
+
+    def call(error: BaseException) -> Any:
+        arguments = {"leaf_samples": [], "session_metadata": {"error": error}}
+        return implementation.call(arguments, lambda: 0.0, 1.0)
+
+    with pytest.raises(PluginError, match=rf"built-in.*hook {hook}.*raised OverflowError: too large") as raised:
+        call(OverflowError("too large"))
+    assert raised.value.status_code == 422
+    with pytest.raises(AssemblyError, match=r"^rewards is no object$"):
+        call(AssemblyError("rewards is no object"))
 
 
 def test_a_merger_may_change_and_replace_but_not_break(session: Any, plugin_file: PluginFile) -> None:

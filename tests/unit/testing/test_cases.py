@@ -14,7 +14,7 @@ from miles_ref.errors import CaseError
 from miles_ref.testing.cases import CONFIG_DEFAULTS, load_cases, parse_case
 from miles_ref.testing.command import case as case_group
 from miles_ref.testing.compare import expectation_difference, first_difference
-from miles_ref.testing.kinds.codec import encode
+from miles_ref.testing.kinds.codec import encode, sample_of
 
 STORED = {"role": "user", "content": "a"}
 
@@ -123,6 +123,13 @@ def test_integral_floats_are_integers_where_the_schema_says_integer() -> None:
     assert (type(first["record"]["timestamp"]), type(first["record"]["request"]["input_ids"][0])) == (float, float)
     with pytest.raises(CaseError, match=r"input\.max_seq_len is 20\.5, not a whole number"):
         parse_case(data_case("assemble", "v2", {**given, "max_seq_len": 20.5}, NONE))
+
+
+@pytest.mark.parametrize("data", [[1, 0.5], [1, True], [1, "2"], [1, None]])
+def test_integer_arrays_hold_integers(data: list[Any]) -> None:
+    assert sample_of({"rollout_routed_experts": {"dtype": "int32", "shape": [2, 1, 1], "data": [1, 2]}})
+    with pytest.raises(CaseError, match=r"rollout_routed_experts is no array.*integers"):
+        sample_of({"rollout_routed_experts": {"dtype": "int32", "shape": [2, 1, 1], "data": data}})
 
 
 def test_integral_floats_are_integers_in_shapes_and_flags_but_not_in_bodies() -> None:

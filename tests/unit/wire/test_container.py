@@ -88,6 +88,8 @@ HOSTILE = {
     "reversed-offsets": file({"a": info(2, 0, [0])}, b"ab"),
     "negative-shape": file({"a": info(0, 4, [-2, -2])}, b"abcd"),
     "huge-shape": file({"a": info(0, 1, [2**62, 2**62])}, b"a"),
+    "huge-shape-of-no-bytes": file({"a": info(0, 0, [2**40, 2**40, 0])}, b""),
+    "huge-shape-behind-a-zero": file({"a": info(0, 0, [0, 2**70])}, b""),
     "shape-of-another-size": file({"a": info(0, 4, [3])}, b"abcd"),
     "bool-in-shape": file({"a": info(0, 1, [True])}, b"a"),
     "float-in-shape": file({"a": info(0, 1, [1.0])}, b"a"),

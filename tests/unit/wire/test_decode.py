@@ -130,6 +130,9 @@ def test_a_status_that_their_type_lacks_is_refused(sample: MakeSample) -> None:
         {"teacher_log_probs": []},
         {"opd_reverse_kl": [0.0]},
         {"metadata": {"opd_student_top_logprobs": None}},
+        {"metadata": 5},
+        {"metadata": ["opd"]},
+        {"metadata": []},
     ],
     ids=lambda changed: next(iter(changed)),
 )
