@@ -21,7 +21,7 @@ def tree_advantage(leaf_samples: list[Sample], session_metadata: dict[str, Any])
     completion by its node. Shared completions are trained in the leaf with the highest reward, the first committed of
     equals. Raises AssemblyError where no leaf has a reward, or one is no number.
     """
-    rewards = leaf_rewards(leaf_samples, session_metadata, "merge tree-advantage")
+    rewards = leaf_rewards(leaf_samples, session_metadata)
     mean = sum(rewards.values()) / len(rewards)
     advantages = {node_id: reward - mean for node_id, reward in rewards.items()}
     by_node = _node_advantages(leaf_samples, advantages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import Any
 
 from miles_ref.assembly.merge import agent_metadata, rewards_of
@@ -36,12 +36,12 @@ def best_reward(leaf_samples: list[Sample], session_metadata: dict[str, Any]) ->
 
     Raises AssemblyError where no leaf has a reward, or one has a reward that is no number.
     """
-    rewards = leaf_rewards(leaf_samples, session_metadata, "pick best-reward")
+    rewards = leaf_rewards(leaf_samples, session_metadata)
     rated = [sample for sample in leaf_samples if leaf_id(sample) in rewards]
     return sorted(rated, key=lambda sample: (-rewards[leaf_id(sample)], leaf_id(sample)))[:1]
 
 
-def leaf_rewards(leaf_samples: list[Sample], session_metadata: dict[str, Any], who: str) -> dict[int, float]:
+def leaf_rewards(leaf_samples: list[Sample], session_metadata: dict[str, Any]) -> dict[int, float]:
     """The reward of each leaf that has one, by node id. Raises AssemblyError where none has, or one is no number."""
     given = rewards_of(agent_metadata(session_metadata))
     rewards: dict[int, float] = {}
@@ -51,22 +51,19 @@ def leaf_rewards(leaf_samples: list[Sample], session_metadata: dict[str, Any], w
         if reward is None:
             continue
         if not _is_comparable(reward):
-            raise AssemblyError(f"{who}: the reward of {response_id} is {reward!r:.80}, not a number to compare")
+            raise AssemblyError(f"the reward of {response_id} is {reward!r:.80}, not a number that float64 holds")
         rewards[leaf_id(sample)] = reward
     if not rewards:
         ids = [sample.metadata["leaf"]["response_id"] for sample in leaf_samples]
         raise AssemblyError(
-            f"{who}: no leaf has a reward; send metadata {{rewards: {{response_id: reward}}}} with the samples "
+            f"no leaf has a reward; send metadata {{rewards: {{response_id: reward}}}} with the samples "
             f"request, for some of {ids}"
         )
     return rewards
 
 
 def _is_comparable(reward: Any) -> bool:
-    """Whether it is a number that a float64 can hold, and not NaN."""
+    """Whether it is a number that a float64 can hold, and not NaN or infinite."""
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         return False
-    try:
-        return not math.isnan(reward)
-    except OverflowError:
-        return False
+    return abs(reward) <= sys.float_info.max

@@ -22,6 +22,8 @@ logger = logging.getLogger("miles_ref.plugins")
 
 _MARK = f"{PROJECT}_impl"
 _MAY_BE_ASYNC = frozenset({"abort"})
+_CHOICES = frozenset({"pick", "merge"})
+"""Hooks that a user chooses by name, so that their errors name whom he chose (pipeline.md, v2)."""
 
 HOOKS: Mapping[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(member).parameters)[1:]
@@ -72,7 +74,7 @@ class Implementation:
         """Call the function with those arguments that it takes; a call that takes long (seconds) is logged.
 
         Raises PluginError for anything that leaves it, SystemExit and KeyboardInterrupt too; CancelledError passes.
-        A trusted implementation's errors pass as they are, save that what a picker or merger raises is always 422.
+        A trusted implementation's errors pass as they are, save those of a picker or merger: they are PluginErrors too.
         """
         taken = {name: arguments[name] for name in self.arguments}
         if self.trusted:
@@ -93,9 +95,10 @@ class Implementation:
         try:
             return self.function(**taken)
         except Exception as error:
-            # An AssemblyError says already what is wrong with the session or the request.
-            if self.hook not in ("pick", "merge") or isinstance(error, AssemblyError):
+            if self.hook not in _CHOICES or isinstance(error, PluginError):
                 raise
+            if isinstance(error, AssemblyError):  # its cause is the session or the request, not the code
+                raise PluginError(f"{self.origin}, hook {self.hook}: {error}") from error
             raise self.failure(error) from error
 
     def failure(self, error: BaseException) -> PluginError:

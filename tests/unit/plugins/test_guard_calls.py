@@ -137,8 +137,30 @@ def test_what_a_built_in_raises_is_422_too(hook: str) -> None:
     with pytest.raises(PluginError, match=rf"built-in.*hook {hook}.*raised OverflowError: too large") as raised:
         call(OverflowError("too large"))
     assert raised.value.status_code == 422
-    with pytest.raises(AssemblyError, match=r"^rewards is no object$"):
+    with pytest.raises(PluginError, match=rf"^plugin built-in, hook {hook}: rewards is no object$"):
         call(AssemblyError("rewards is no object"))
+    with pytest.raises(KeyboardInterrupt):
+        call(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize(
+    ("choice", "rewards", "said"),
+    [
+        (
+            {"merger": "tree-advantage"},
+            {"r2": 10**400},
+            r"plugin tree-advantage \(.*\), hook merge: the reward of r2 is 1000",
+        ),
+        ({"picker": "best-reward"}, {}, r"plugin best-reward \(.*\), hook pick: no leaf has a reward"),
+        ({}, [1], r"plugin v2 \(.*\), hook merge: .*rewards is \[1\], not an object"),
+    ],
+)
+def test_rewards_that_cannot_be_used_are_refused_by_who_cannot(
+    session: Any, choice: dict[str, str], rewards: Any, said: str
+) -> None:
+    metadata = {**session.metadata, "agent": {"rewards": rewards}}
+    with pytest.raises(PluginError, match=said):
+        Pipeline("v2", **choice).collect(session.chains, metadata, None, session.settings)
 
 
 def test_a_merger_may_change_and_replace_but_not_break(session: Any, plugin_file: PluginFile) -> None:
