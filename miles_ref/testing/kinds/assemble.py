@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from miles_ref.assembly.reading import read_ids, read_record
-from miles_ref.errors import AssemblyError, FieldError
+from miles_ref.assembly.reading import read_record
+from miles_ref.errors import AssemblyError
 from miles_ref.plugins import Assembly, Pipeline
 from miles_ref.records import AssemblySettings, Chain, IntArray, Leaf, Record, int_array
 from miles_ref.sample import Sample
@@ -92,12 +92,16 @@ def forest_chains(nodes: Sequence[Mapping[str, Any]], settings: AssemblySettings
     ]
 
 
-def _accumulated(ids: Any) -> IntArray:
-    """The accumulated token ids of a case. Raises AssemblyError (422) for what is no id: no output can equal it."""
+def _accumulated(ids: Sequence[int]) -> IntArray:
+    """The accumulated token ids of a case. Raises AssemblyError (422) for one outside int64: no output can equal it."""
     try:
-        return read_ids(ids, "accumulated_token_ids")
-    except FieldError as error:
-        raise AssemblyError(str(error)) from error
+        return int_array(ids)
+    except OverflowError as error:
+        at = next(at for at, token in enumerate(ids) if not -(2**63) <= token < 2**63)
+        raise AssemblyError(
+            f"accumulated_token_ids[{at}] is {ids[at]!r:.80}, beyond int64: whatever the output holds there is a trim "
+            "that is not allowed"
+        ) from error
 
 
 def tokens_of(record: Record, before: IntArray | None) -> IntArray:

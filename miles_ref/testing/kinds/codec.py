@@ -15,7 +15,7 @@ from miles_ref.errors import AssemblyError, CaseError, DecodeError
 from miles_ref.plugins import Assembly, Pipeline
 from miles_ref.sample import PrefixCacheInfo, Sample, SpecInfo, Status
 from miles_ref.testing.cases import Case
-from miles_ref.testing.compare import is_array
+from miles_ref.testing.compare import is_array, same_scalar
 from miles_ref.wire import (
     SAMPLES_VALUE_SPEC,
     SAMPLES_VALUE_SPEC_V2,
@@ -85,13 +85,20 @@ def _value_of(name: str, value: Any) -> Any:
         return [_WORDS.get(item, item) if isinstance(item, str) else item for item in value]
     if isinstance(value, dict) and is_array(value):
         try:
-            dtype = np.dtype(value["dtype"])
-            if dtype.kind in "iu" and not set(map(type, value["data"])) <= {int}:
-                raise TypeError(f"its data is not all integers, as {dtype} is")  # numpy would round it
-            return np.array(value["data"], dtype=dtype).reshape(value["shape"])
+            return _array(value["data"], value["dtype"]).reshape(value["shape"])
         except (TypeError, ValueError, OverflowError) as error:
             raise CaseError(f"{name} is no array: {error}") from error
     return value
+
+
+def _array(data: list[Any], dtype: str) -> np.ndarray[Any, Any]:
+    """The values in a dtype that holds them as they are. Raises ValueError for one that numpy would change."""
+    items = [_WORDS.get(item, item) if isinstance(item, str) else item for item in data]
+    array = np.array(items, dtype=dtype)
+    for at, (item, held) in enumerate(zip(items, array.tolist(), strict=True)):
+        if not same_scalar(item, held) and not (item != item and held != held):  # NaN is no other NaN's equal
+            raise ValueError(f"data[{at}] is {item!r:.80}, which {array.dtype} does not hold unchanged")
+    return array
 
 
 def wire_sample(sample: Sample, fields: Mapping[str, ValueSpec]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from miles_ref.errors import CaseError
+from miles_ref.sample import Sample
 from miles_ref.testing.cases import CONFIG_DEFAULTS, load_cases, parse_case
 from miles_ref.testing.command import case as case_group
 from miles_ref.testing.compare import expectation_difference, first_difference
@@ -125,11 +126,30 @@ def test_integral_floats_are_integers_where_the_schema_says_integer() -> None:
         parse_case(data_case("assemble", "v2", {**given, "max_seq_len": 20.5}, NONE))
 
 
-@pytest.mark.parametrize("data", [[1, 0.5], [1, True], [1, "2"], [1, None]])
-def test_integer_arrays_hold_integers(data: list[Any]) -> None:
-    assert sample_of({"rollout_routed_experts": {"dtype": "int32", "shape": [2, 1, 1], "data": [1, 2]}})
-    with pytest.raises(CaseError, match=r"rollout_routed_experts is no array.*integers"):
-        sample_of({"rollout_routed_experts": {"dtype": "int32", "shape": [2, 1, 1], "data": data}})
+def rows_of(dtype: str, second: Any) -> Sample:
+    data = [True if dtype == "bool" else 1, second]
+    return sample_of({"rollout_routed_experts": {"dtype": dtype, "shape": [2, 1, 1], "data": data}})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "second"),
+    [
+        *(("int32", second) for second in (0.5, True, "2", None, 2**31)),
+        *(("float32", second) for second in (True, 0.1)),
+        ("float64", None),
+        ("bool", 1),
+    ],
+)
+def test_an_array_that_does_not_hold_its_data_unchanged_is_no_case(dtype: str, second: Any) -> None:
+    with pytest.raises(CaseError, match=r"rollout_routed_experts is no array: (data\[1\]|.*(None|out of bounds))"):
+        rows_of(dtype, second)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "second"), [("int32", 2.0), ("float32", 0.5), ("bool", True), ("float64", "-inf"), ("float64", "nan")]
+)
+def test_an_array_holds_what_its_dtype_can(dtype: str, second: Any) -> None:
+    assert rows_of(dtype, second).rollout_routed_experts.dtype == dtype
 
 
 def test_integral_floats_are_integers_in_shapes_and_flags_but_not_in_bodies() -> None:

@@ -21,7 +21,9 @@ from miles_ref.testing.check import check_provides, judge, run_all, select
 from miles_ref.testing.check_command import check_command, report_command
 from miles_ref.testing.command import case as case_commands
 from miles_ref.testing.corpus import corpus_root
+from miles_ref.testing.kinds.assemble import run_case
 from miles_ref.testing.programs import ProgramError
+from miles_ref.testing.propose import load_oracle
 from miles_ref.testing.servers import command_line, server_flags
 from miles_ref.testing.targets import PluginTarget, ProgramTarget, ReferenceTarget, choose_target
 from miles_ref.testing.verdict import Outcome
@@ -266,6 +268,21 @@ def test_a_built_in_set_is_judged_by_its_version() -> None:
 def test_a_single_picker_or_merger_is_no_plugin_set(name: str) -> None:
     with pytest.raises(UsageError, match=rf"give --(picker|merger) {name}"):
         PluginTarget(plugin_set=name)
+
+
+@pytest.mark.parametrize("token", [-1, -(2**63) - 1, 2**63])
+def test_an_accumulated_id_that_no_output_has_is_a_trim_as_the_oracle_says(token: int) -> None:
+    oracle = load_oracle()
+    linear = raw("v1/compute/trim.json", "v1/compute/trim-on-a-lone-turn")
+    linear["input"]["accumulated_token_ids"][-1] = token
+    tree = raw("v2/merge/rewards.json", "v2/merge/rewards-by-response-id")
+    tree["input"]["nodes"][-1]["token_ids"][-1] = token
+    for case in (linear, tree):
+        assert oracle(copy.deepcopy(case))["error"] == 422
+        observed = run_case(parse_case(case))
+        assert observed["error"] == 422
+        assert "trim" in observed["message"]
+        assert str(token) in observed["message"]
 
 
 # Capabilities
