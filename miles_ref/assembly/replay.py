@@ -13,6 +13,7 @@ from miles_ref.records import AssemblySettings, Chain, Payload, Record, RowView
 
 _ITEM = 4
 """Bytes of an int32."""
+_MAX_BYTES = 2**63 - 1
 
 
 class RowRule:
@@ -32,6 +33,7 @@ class RowRule:
         Zero rows say nothing of the topk: their shape is (0, layers, configured topk or 0).
         """
         payload.check()
+        _check_row(self._field, layers, self._configured)
         if rows == 0 or self._configured:
             wanted = rows * layers * self._configured * _ITEM
             if payload.size != wanted:
@@ -63,6 +65,7 @@ def additional_rows(chain: Chain, tokens: int, settings: AssemblySettings) -> Ro
     if all(record.routed_experts is None for record in chain.records):
         return None
     rule = RowRule("routed_experts", settings.moe_router_topk)
+    _check_row("routed_experts", settings.num_layers, settings.moe_router_topk)
     needed, covered = max(tokens - 1, 0), 0
     joined, topk = Payload(b""), settings.moe_router_topk
     for turn, record in enumerate(chain.records):
@@ -77,6 +80,12 @@ def additional_rows(chain: Chain, tokens: int, settings: AssemblySettings) -> Ro
     if covered < needed:
         raise AssemblyError(f"routed_experts: the records hold {covered} rows, {tokens} tokens need {needed}")
     return RowView(joined, needed, settings.num_layers, topk)
+
+
+def _check_row(field: str, layers: int, topk: int) -> None:
+    """Raise AssemblyError for a row beyond any memory: no array has such a shape, also where it has no rows."""
+    if layers * max(topk, 1) * _ITEM > _MAX_BYTES:
+        raise AssemblyError(f"{field}: a row of {layers} layers and topk {topk} in int32 is beyond any memory")
 
 
 def _extended(joined: Payload, patch: Payload) -> Payload:

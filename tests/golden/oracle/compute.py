@@ -143,7 +143,7 @@ def _replay(meta: dict[str, Any], total: int, trim: int, config: dict[str, Any])
         experts = decode_rows(meta["routed_experts"], "routed_experts", total - 1, layers, topk)
     if config["indexer_topk"] and meta.get("indexer_topk") is not None:
         indexer_layers: Any = meta.get("indexer_topk_num_layers")
-        if not is_integer(indexer_layers):
+        if not is_integer(indexer_layers) or indexer_layers >= 2**31:
             raise Fault("indexer_topk_num_layers", indexer_layers)
         indexer = decode_rows(meta["indexer_topk"], "indexer_topk", total - 1, indexer_layers, 0)
     return {"routed_experts": cut_rows(experts, trim), "indexer_topk": cut_rows(indexer, trim)}

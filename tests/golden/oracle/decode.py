@@ -27,6 +27,8 @@ def decode(payload: bytes, input_sample: dict[str, Any], version: str) -> dict[s
     _check_names(tensors, meta["samples"])
     wires = [_wire_sample(entry, tensors, fields, i) for i, entry in enumerate(meta["samples"])]
     whole = {**DEFAULTS, **input_sample}
+    if whole["metadata"] is None:
+        whole["metadata"] = {}
     if wires:
         _check_defaults(whole)
     return {
@@ -43,7 +45,7 @@ def _read_safetensors(payload: bytes) -> Tensors:
     if size > len(payload) - 8:
         raise Fault("safetensors")
     try:
-        header = json.loads(payload[8 : 8 + size].decode("utf-8"))
+        header = json.loads(payload[8 : 8 + size].decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise Fault("safetensors") from error
     if not isinstance(header, dict):
@@ -53,6 +55,8 @@ def _read_safetensors(payload: bytes) -> Tensors:
     for name, info in header.items():
         if name != "__metadata__":
             tensors[name] = _read_tensor(info, data)
+        elif not isinstance(info, dict) or not all(isinstance(text, str) for text in info.values()):
+            raise Fault("safetensors", name)
     end = 0
     for start, stop in sorted(tensor["offsets"] for tensor in tensors.values()):
         if start != end:
@@ -83,6 +87,12 @@ def _read_tensor(info: Any, data: bytes) -> dict[str, Any]:
 
 def _counts(value: Any) -> bool:
     return isinstance(value, list) and all(is_integer(item) and item >= 0 for item in value)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key is there twice")
+    return dict(pairs)
 
 
 def _no_constant(word: str) -> Any:
@@ -186,6 +196,8 @@ def _check_defaults(whole: dict[str, Any]) -> None:
     for field, default in needed.items():
         if not same(whole[field], default):
             raise Fault(field, whole[field])
+    if not isinstance(whole["metadata"], dict):
+        raise Fault("metadata", whole["metadata"])
     if "opd_student_top_logprobs" in whole["metadata"]:
         raise Fault("opd_student_top_logprobs")
 

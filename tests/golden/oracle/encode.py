@@ -7,8 +7,8 @@ import math
 import struct
 from typing import Any
 
-from .table import CODES, META, RANGES, TENSORS, json_fields
-from .values import Fault, is_number, log_prob_value
+from .table import CODES, META, RANGES, STATUSES, TENSORS, ZERO_CACHE, json_fields
+from .values import Fault, is_integer, is_number, log_prob_value
 
 ORDER = ["I64", "F64", "I32", "U8"]
 Tensor = tuple[str, str, list[int], bytes]  # name, dtype, shape, data
@@ -20,6 +20,7 @@ def encode(case: dict[str, Any]) -> bytes:
     tensors: list[Tensor] = []
     entries = []
     for i, sample in enumerate(given["samples"]):
+        _check_types(sample, i)
         _check_lengths(sample, i)
         entry = {field: sample[field] for field in json_fields(case["version"])}
         entry["nulls"] = [field for field in TENSORS if sample[field] is None]
@@ -33,6 +34,21 @@ def encode(case: dict[str, Any]) -> bytes:
     text = _json_bytes(meta)
     tensors.append((META, "U8", [len(text)], text))
     return safetensors_bytes(tensors)
+
+
+def _check_types(sample: dict[str, Any], i: int) -> None:
+    cache, versions = sample["prefix_cache_info"], sample["weight_versions"]
+    right = {
+        "response": isinstance(sample["response"], str),
+        "response_length": is_integer(sample["response_length"]) and sample["response_length"] >= 0,
+        "status": isinstance(sample["status"], str) and sample["status"] in STATUSES,
+        "weight_versions": isinstance(versions, list) and all(isinstance(version, str) for version in versions),
+        "prefix_cache_info": isinstance(cache, dict) and all(is_integer(cache.get(key)) for key in ZERO_CACHE),
+        "metadata": isinstance(sample["metadata"], dict),
+    }
+    for field, is_right in right.items():
+        if not is_right:
+            raise Fault(i, field, sample[field])
 
 
 def _length(value: Any) -> int:

@@ -15,8 +15,7 @@ Rows = dict[str, Any]  # {"layers": int, "topk": int, "rows": [[int] * layers * 
 def decode_rows(payload: Any, field: str, count: int, layers: int, topk: int) -> Rows:
     """``count`` rows out of a payload; ``topk`` 0 means that it is recovered from the size."""
     raw = _raw_bytes(payload, field)
-    if layers < 1:
-        raise Fault(field, "num_layers", layers)
+    _check_row(field, layers, topk)
     if count <= 0:
         if raw:
             raise Fault(field, "0 rows are due", len(raw))
@@ -28,6 +27,11 @@ def decode_rows(payload: Any, field: str, count: int, layers: int, topk: int) ->
     step = layers * width
     rows = [flat[start : start + step] for start in range(0, len(flat), step)]
     return {"layers": layers, "topk": width, "rows": rows}
+
+
+def _check_row(field: str, layers: int, topk: int) -> None:
+    if layers < 1 or 4 * layers * max(1, topk) >= 2**63:  # no array has such a shape, not even one without rows
+        raise Fault(field, "num_layers", layers)
 
 
 def _raw_bytes(payload: Any, field: str) -> bytes:
@@ -68,6 +72,7 @@ def additional_rows(records: list[dict[str, Any]], config: dict[str, Any], token
         return None
     spans = _check_spans(records, payloads)
     layers, topk = config["num_layers"], config["moe_router_topk"]
+    _check_row("routed_experts", layers, topk)
     needed = max(0, tokens - 1)
     rows: list[list[int]] = []
     for (start, end), payload in zip(spans, payloads, strict=True):
