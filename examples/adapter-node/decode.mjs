@@ -80,6 +80,8 @@ function tensor(info, data) {
   }
   const [from, to] = info.data_offsets;
   const size = info.shape.reduce((product, dimension) => product * BigInt(dimension), BigInt(WIDTHS[info.dtype]));
+  const largest = info.shape.reduce((product, dimension) => product * BigInt(dimension || 1), BigInt(WIDTHS[info.dtype]));
+  if (largest >= 2n ** 63n) throw new Refusal("not a safetensors file: a shape beyond any memory");
   if (BigInt(to - from) !== size || to > data.length) throw new Refusal("not a safetensors file: offsets and shape disagree");
   return { dtype: info.dtype, shape: info.shape, from, to, raw: data.subarray(from, to) };
 }
