@@ -153,7 +153,8 @@ function checkDefaults(whole) {
   for (const [field, value] of Object.entries(wanted)) {
     if (!same(whole[field], value)) throw new Refusal(`the input sample's ${field} is not at its default: ${JSON.stringify(whole[field])}`);
   }
-  if ("opd_student_top_logprobs" in whole.metadata) throw new Refusal("the input sample's metadata has opd_student_top_logprobs");
+  if (whole.metadata !== null && !isObject(whole.metadata)) throw new Refusal("the input sample's metadata is no object");
+  if ("opd_student_top_logprobs" in (whole.metadata ?? {})) throw new Refusal("the input sample's metadata has opd_student_top_logprobs");
 }
 
 function overlay(whole, wire) {
