@@ -62,6 +62,10 @@ function container(payload) {
   if (!isObject(header)) throw new Refusal("not a safetensors file: the header is no object");
   const data = payload.subarray(start);
   const tensors = {};
+  const texts = Object.hasOwn(header, "__metadata__") ? header.__metadata__ : {};
+  if (!isObject(texts) || Object.values(texts).some((value) => typeof value !== "string")) {
+    throw new Refusal("not a safetensors file: __metadata__ is no object of texts");
+  }
   for (const [name, info] of Object.entries(header)) if (name !== "__metadata__") tensors[name] = tensor(info, data);
   let end = 0;
   for (const one of Object.values(tensors).sort((a, b) => a.from - b.from || a.to - b.to)) {
