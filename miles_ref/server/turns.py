@@ -66,8 +66,7 @@ class TurnRunner:
             status, reply_headers, raw = await self._upstream.chat(headers, turn.body())
             if status != 200:
                 return TurnResult(status, reply_headers, raw, None, False, False)
-            reply = await _work(len(raw), lambda: read_reply(raw))
-            meta = await _work(len(raw), lambda: self._committer.read(turn, reply))
+            reply, meta = await _work(len(raw), lambda: self._read(turn, raw))
             async with session.lock:
                 committed = await self._commit(session, request, turn, reply, meta, requested)
         finally:
@@ -80,6 +79,10 @@ class TurnRunner:
         trajectory = session.trajectory
         attachment = trajectory.attach(request.messages, session.in_flight)
         return request, self._planner.plan(attachment, trajectory.snapshot(attachment), request)
+
+    def _read(self, turn: Turn, raw: bytes) -> tuple[Reply, Meta]:
+        reply = read_reply(raw)
+        return reply, self._committer.read(turn, reply)
 
     async def _commit(
         self, session: Session, request: ChatRequest, turn: Turn, reply: Reply, meta: Meta, requested: float
