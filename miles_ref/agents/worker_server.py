@@ -31,6 +31,7 @@ from miles_ref.agents.core import MAX_WAIT_SECONDS, Act, ActKind, Answer, CoreSe
 from miles_ref.agents.environment import OWN_TOKEN_VARIABLES, child_environment
 from miles_ref.agents.starts import Start, starts
 from miles_ref.agents.submission import Order, RefusedSubmit, parse_submission
+from miles_ref.limits import MAX_LINE_BYTES
 
 logger = logging.getLogger("miles_ref.worker")
 _http_logger = logging.getLogger("miles_ref.worker.http")
@@ -41,8 +42,6 @@ THREAD_PARSE_BYTES = 64 << 10
 """Bodies over this size are parsed in a thread, so that /health and other calls are not kept waiting."""
 
 WRITE_BYTES = 256 << 10
-LINE_LIMIT = 64 << 10
-"""The longest request line and header, in bytes. aiohttp refuses longer ones itself, without a boot id."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -444,8 +443,8 @@ async def running_worker(
         logger=_http_logger,
         handler_cancellation=True,
         shutdown_timeout=1.0,
-        max_line_size=LINE_LIMIT,
-        max_field_size=LINE_LIMIT,
+        max_line_size=MAX_LINE_BYTES,
+        max_field_size=MAX_LINE_BYTES,
     )
     await runner.setup()
     try:

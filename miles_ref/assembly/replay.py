@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from miles_ref.errors import AssemblyError, FieldError
+from miles_ref.limits import MAX_ARRAY_BYTES
 from miles_ref.records import AssemblySettings, Chain, Payload, Record, RowView
 
 _ITEM = 4
 """Bytes of an int32."""
-_MAX_BYTES = 2**63 - 1
 
 
 class RowRule:
@@ -84,7 +84,7 @@ def additional_rows(chain: Chain, tokens: int, settings: AssemblySettings) -> Ro
 
 def _check_row(field: str, layers: int, topk: int) -> None:
     """Raise AssemblyError for a row beyond any memory: no array has such a shape, also where it has no rows."""
-    if layers * max(topk, 1) * _ITEM > _MAX_BYTES:
+    if layers * max(topk, 1) * _ITEM > MAX_ARRAY_BYTES:
         raise AssemblyError(f"{field}: a row of {layers} layers and topk {topk} in int32 is beyond any memory")
 
 

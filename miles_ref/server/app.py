@@ -13,6 +13,7 @@ from aiohttp import web
 
 from miles_ref import __version__
 from miles_ref.errors import AssemblyError, GenerationAbortedError, MilesRefError, described
+from miles_ref.limits import MAX_LINE_BYTES
 from miles_ref.plugins.pipeline import Pipeline
 from miles_ref.server.collect import Collector, SamplesRequest
 from miles_ref.server.headers import copied_back, forwarded
@@ -33,7 +34,6 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _SWEEP_SECONDS = 30.0
-_LINE_LIMIT = 1 << 16  # longest request line and header, bytes
 _READ_BUFFER = 1 << 20
 
 
@@ -112,8 +112,8 @@ class SessionServer:
             handler_cancellation=False,
             auto_decompress=False,
             shutdown_timeout=self.settings.shutdown_grace,
-            max_line_size=_LINE_LIMIT,
-            max_field_size=_LINE_LIMIT,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
             read_bufsize=_READ_BUFFER,
         )
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from miles_ref.errors import DecodeError
+from miles_ref.limits import MAX_ARRAY_BYTES
 
 CODES = {"int64": "I64", "float64": "F64", "int32": "I32", "uint8": "U8"}
 """numpy dtype -> safetensors' code, in the order in which tensors are laid out."""
@@ -28,7 +29,6 @@ _CODES_BY_WIDTH = {
 }
 _WIDTHS = {code: width for width, codes in _CODES_BY_WIDTH.items() for code in codes}
 _ALIGNMENT = 8
-_MAX_BYTES = 2**63 - 1
 _MAX_HEADER = 100_000_000  # safetensors' own limit
 _INFO_KEYS = {"dtype", "shape", "data_offsets"}
 
@@ -142,7 +142,7 @@ def _info(name: str, info: Any) -> tuple[str, tuple[int, ...], int, int]:
     if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
         raise _malformed(f"tensor {name!r:.100} has shape {shape!r:.100} and data_offsets {offsets!r:.100}")
     start, end = offsets
-    if prod(filter(None, shape)) * _WIDTHS[code] > _MAX_BYTES:
+    if prod(filter(None, shape)) * _WIDTHS[code] > MAX_ARRAY_BYTES:
         # No array can have such a shape, also where another dimension is 0 and there are no bytes at all.
         raise _malformed(f"tensor {name!r:.100} of {code} has shape {shape!r:.100}, which is beyond any memory")
     if end - start != prod(shape) * _WIDTHS[code]:
