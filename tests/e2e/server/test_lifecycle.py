@@ -17,6 +17,12 @@ async def in_use(server: Server) -> None:
             await asyncio.sleep(0)
 
 
+async def body_in_two(go_on: asyncio.Event) -> AsyncIterator[bytes]:
+    yield b'{"messages": [{"role": "user", '
+    await go_on.wait()
+    yield b'"content": "u"}]}'
+
+
 async def test_an_idle_session_is_dropped_and_answered_with_410(start_server: Any) -> None:
     server = await start_server(session_ttl=100)
     idle, used = await server.create(), await server.create()
@@ -66,17 +72,9 @@ async def test_a_session_with_a_proxied_call_under_way_is_not_idle(start_server:
 async def test_a_session_whose_body_is_on_its_way_is_not_idle(start_server: Any, path: str) -> None:
     server = await start_server(session_ttl=100)
     session = await server.create()
-    asked, go_on = asyncio.Event(), asyncio.Event()
-
-    async def body() -> AsyncIterator[bytes]:
-        yield b'{"messages": [{"role": "user", '
-        asked.set()
-        await go_on.wait()
-        yield b'"content": "u"}]}'
-
+    go_on = asyncio.Event()
     server.backend.will(reply("a"))
-    task = asyncio.create_task(server.call("POST", session.path + path, data=body()))
-    await asked.wait()
+    task = asyncio.create_task(server.call("POST", session.path + path, data=body_in_two(go_on)))
     await in_use(server)
     server.clock.now += 1000
     assert server.server.sessions.sweep() == 0
@@ -91,13 +89,8 @@ async def test_a_session_deleted_while_its_body_is_on_its_way_is_not_found(start
     session = await server.create()
     await session.say("u" * 100, reply("a"))
     go_on = asyncio.Event()
-
-    async def body() -> AsyncIterator[bytes]:
-        yield b'{"messages": [{"role": "user", '
-        await go_on.wait()
-        yield b'"content": "u"}]}'
-
-    task = asyncio.create_task(server.call("POST", f"{session.path}/v1/chat/completions", data=body()))
+    path = f"{session.path}/v1/chat/completions"
+    task = asyncio.create_task(server.call("POST", path, data=body_in_two(go_on)))
     await in_use(server)
     assert await session.delete() == 204
     go_on.set()
