@@ -20,6 +20,8 @@ from tests.golden.mutants.sweep.mutations import Mutation, all_mutations, differ
 from tests.golden.mutants.sweep.score import KILLED, SURVIVED, TIMED_OUT, Result, Score, Sweep, score
 from tests.golden.mutants.sweep.workers import UNIT, WorkerError, unit_tests
 
+SURVIVORS = survivors.read()
+
 REPOSITORY = GOLDEN.parent.parent
 SOURCE = '''\
 """1 + 1."""
@@ -201,6 +203,13 @@ def test_an_entry_that_fits_no_mutant_is_stale() -> None:
     carried_out = {0: "x3 + 2", 1: None}
     found = survivors.stale([fits, other_line, other_change], mutations(), lambda one: carried_out[one.nth])
     assert found == [other_line, other_change]
+
+
+def test_the_lines_that_survivors_name_are_in_the_source() -> None:
+    # A sweep finds the other stale entries, half an hour later.
+    root = GOLDEN.parents[1]
+    sources = {one.file: {line.strip() for line in (root / one.file).read_text().splitlines()} for one in SURVIVORS}
+    assert [str(one) for one in SURVIVORS if one.line not in sources[one.file]] == []
 
 
 def test_a_file_of_survivors_gives_reasons(tmp_path: Path) -> None:
