@@ -11,6 +11,8 @@ from typing import Any
 from miles_ref.agents.abort import call_agent_abort_hook
 from miles_ref.driver.settings import AgentFunction, agent_function, rollout_scope
 from miles_ref.errors import described
+from miles_ref.plugins.apart import run_apart
+from miles_ref.plugins.pipeline import ABORT_SECONDS
 
 logger = logging.getLogger("miles_ref.driver")
 
@@ -25,7 +27,8 @@ async def abort_rollout(args: Any, *, every_scope: bool = False) -> None:
     process holds: `await abort_rollout(args, every_scope=True)`.
 
     The hook `abort` comes first (built-in, then plugins), then the agent module's own `abort(args)`, if it has one,
-    sync or async. All run; what they raise is raised together afterwards, as an ExceptionGroup.
+    sync or async. Each has `ABORT_SECONDS`. All run; what they raise is raised together afterwards, as an
+    ExceptionGroup.
     """
     errors: list[Exception] = []
     try:
@@ -35,22 +38,23 @@ async def abort_rollout(args: Any, *, every_scope: bool = False) -> None:
     except Exception as error:
         errors.append(error)
     try:
-        await _agents_own_abort(args)
+        await run_apart("the agent module's own abort", _agents_own_abort(args), ABORT_SECONDS)
     except Exception as error:
         errors.append(error)
-    except SystemExit as error:  # The agent module's code must not end the driver.
-        errors.append(RuntimeError(f"the agent module's own abort raised {described(error)}"))
     if errors:
         raise ExceptionGroup("not every abort succeeded", errors)
 
 
 async def _agents_own_abort(args: Any) -> None:
-    own = getattr(_agent_module(agent_function(args)), "abort", None)
-    if not callable(own):
-        return
-    pending = own(args)
-    if inspect.isawaitable(pending):
-        await pending
+    try:
+        own = getattr(_agent_module(agent_function(args)), "abort", None)
+        if not callable(own):
+            return
+        pending = own(args)
+        if inspect.isawaitable(pending):
+            await pending
+    except SystemExit as error:  # The agent module's code must not end the driver.
+        raise RuntimeError(f"the agent module's own abort raised {described(error)}") from error
 
 
 def _agent_module(function: str | AgentFunction | None) -> ModuleType | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from miles_ref.assembly.fold import fold
 from miles_ref.assembly.replay import additional_rows
 from miles_ref.errors import UsageError
 from miles_ref.hookspecs import PROJECT, HookSpecs
+from miles_ref.plugins.apart import run_apart
 from miles_ref.plugins.catalogue import SETS, Catalogue
 from miles_ref.plugins.guard import Implementation
 from miles_ref.plugins.guarded import AbortRun, Guard, Scope
@@ -122,18 +122,16 @@ class Pipeline:
         """Run every implementation of abort, the built-in first, each for at most `time_limit` seconds.
 
         `scope` is passed on as it is, so that it is evaluated only by who needs it. Errors are raised together
-        afterwards, as an ExceptionGroup; CancelledError passes at once.
+        afterwards, as an ExceptionGroup; the caller's own CancelledError passes at once.
         """
         runs: list[AbortRun] = self._manager.hook.abort(scope=scope, every_scope=every_scope)
         runs.sort(key=lambda run: not run.implementation.trusted)
         errors: list[Exception] = []
         for run in runs:
             try:
-                async with asyncio.timeout(time_limit) as limit:
-                    await run()
+                await run_apart(str(run.implementation), run(), time_limit)
             except Exception as error:  # one that fails does not stop the others
-                late = f"{run.implementation}: not done after {time_limit:g} s"
-                errors.append(TimeoutError(late) if limit.expired() else error)
+                errors.append(error)
         if errors:
             raise ExceptionGroup(f"{len(errors)} of {len(runs)} implementations of abort failed", errors)
 

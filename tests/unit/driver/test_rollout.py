@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -101,3 +102,17 @@ async def test_an_abort_of_the_agents_own_that_exits_ends_nothing(calls: list[Ca
     with pytest.raises(ExceptionGroup) as caught:
         await abort_rollout(arguments(custom_agent_function_path="an_agent_of_this_test.run"))
     assert "raised SystemExit: no more" in str(caught.value.exceptions[0])
+
+
+async def test_an_abort_of_the_agents_own_that_awaits_what_it_cancelled_is_an_error(
+    calls: list[Call], agent_module: ModuleType
+) -> None:
+    async def awaits_its_own(args: Any) -> None:
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+    agent_module.__dict__["abort"] = awaits_its_own
+    with pytest.raises(ExceptionGroup) as caught:
+        await abort_rollout(arguments(custom_agent_function_path="an_agent_of_this_test.run"))
+    assert "the agent module's own abort" in str(caught.value.exceptions[0])

@@ -119,14 +119,56 @@ async def test_one_that_does_not_end_is_given_up_and_named(calls: list[Any]) -> 
 
 
 async def test_cancellation_passes_at_once(calls: list[Any]) -> None:
-    started = asyncio.Event()
+    started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def waits(scope: Any) -> None:
         started.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
 
     task = asyncio.create_task(pipeline(waits).abort(None))
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    await cancelled.wait()
+
+
+async def test_one_that_awaits_what_it_cancelled_stops_nobody(calls: list[Any]) -> None:
+    async def awaits_its_own(scope: Any) -> None:
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+    async def works(scope: Any) -> None:
+        calls.append("works")
+
+    with pytest.raises(ExceptionGroup) as error:
+        await pipeline(awaits_its_own, works).abort(None)
+    (mine,) = error.value.exceptions
+    assert "plugin-0" in str(mine)
+    assert "CancelledError" in str(mine)
+    assert "works" in calls
+
+
+async def test_one_that_swallows_its_cancellation_is_left_behind(calls: list[Any]) -> None:
+    cancelled, end = asyncio.Event(), asyncio.Event()
+
+    async def stays(scope: Any) -> None:
+        try:
+            await end.wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            await end.wait()
+
+    async def works(scope: Any) -> None:
+        calls.append("works")
+
+    with pytest.raises(ExceptionGroup) as error:
+        await pipeline(stays, works).abort(None, time_limit=0.01)
+    assert [type(one) for one in error.value.exceptions] == [TimeoutError]
+    assert "works" in calls
+    await cancelled.wait()
+    end.set()

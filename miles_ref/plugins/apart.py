@@ -1,0 +1,36 @@
+"""Foreign asynchronous code, kept apart from who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+_running: set[asyncio.Task[None]] = set()
+
+
+async def run_apart(what: str, action: Coroutine[Any, Any, None], seconds: float) -> None:
+    """Run `action` in a task of its own for at most `seconds`; `what` names it in errors.
+
+    Raises what it raises; TimeoutError for one that is not done in time, which is cancelled, and left behind where it
+    swallows that; RuntimeError for one that lets a CancelledError out though nobody cancelled it, as `await` of a task
+    that it cancelled itself does. So a CancelledError from here is the caller's own, and `action` is cancelled by it.
+    """
+    task = asyncio.get_running_loop().create_task(action)
+    _running.add(task)
+    task.add_done_callback(_finished)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise TimeoutError(f"{what}: not done after {seconds:g} s")
+        if task.cancelled():
+            raise RuntimeError(f"{what}: let a CancelledError out that nobody sent it: catch it where it awaits")
+        task.result()
+    finally:
+        task.cancel()
+
+
+def _finished(task: asyncio.Task[None]) -> None:
+    _running.discard(task)
+    if not task.cancelled():
+        task.exception()  # of one that was left behind nobody asks
