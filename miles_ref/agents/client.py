@@ -11,7 +11,9 @@ import logging
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from miles_ref.agents.api import InfraAbort, WorkerRefusedError, WorkerReplyError
@@ -30,6 +32,7 @@ _background: set[asyncio.Task[None]] = set()
 _warned_urls: set[str] = set()
 
 _DEFAULT_RETRY_AFTER = 1.0
+_LAST_POLL = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +107,14 @@ class WorkerCall:
                 await self._cancelled(drive)
                 raise
         finally:
-            del IN_FLIGHT[id(self)]
+            IN_FLIGHT.pop(id(self), None)
 
     async def abort(self) -> None:
         """Cancel the call wherever it is; returns when every DELETE was answered or given up, not when it has ended."""
         if asyncio.get_running_loop() is self._loop:
             await asyncio.shield(self._begin_abort())
+        elif self._loop.is_closed():  # Whoever ran it is gone: nobody polls, so the orphan timer ends it.
+            IN_FLIGHT.pop(id(self), None)
         else:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.abort(), self._loop))
 
@@ -300,19 +305,31 @@ class WorkerCall:
 
     async def _poll_or_rest(self, client: WorkerClient, attempt: Attempt) -> dict[str, Any] | None:
         try:
-            return await self._poll(client, attempt)
+            return await self._poll(client, attempt, self._settings.held_wait)
         except Unanswered:
             self._apply(CallerEvent.NO_ANSWER)
-            await self._check_window(client)
-            await self._rest()
-            return None
+        if self._is_window_over():
+            # It may be this process that stood still, while the worker answered: it is asked once more.
+            with suppress(Unanswered):
+                return await self._poll(client, attempt, 0.0, at_least=_LAST_POLL)
+        await self._check_window(client)
+        await self._rest()
+        return None
 
-    async def _poll(self, client: WorkerClient, attempt: Attempt) -> dict[str, Any] | None:
+    async def _poll(
+        self, client: WorkerClient, attempt: Attempt, wait: float, at_least: float = 0.0
+    ) -> dict[str, Any] | None:
+        """One poll, held for `wait` seconds; its answer may come within `at_least`, also past the window."""
         closing = self._machine.state is CallerState.CLOSING
-        wait = self._settings.held_wait
         url = f"{attempt.path}?after={self._received}&wait={wait:g}{'&cancel=1' if closing else ''}"
-        request = client.ask("GET", url, silence=wait + self._settings.poll_margin, first_byte=self._left())
-        reply = await (request if closing else self._unless_aborted(request))
+        reply = await client.ask(
+            "GET",
+            url,
+            silence=wait + self._settings.poll_margin,
+            first_byte=max(self._left(), at_least),
+            # A result that is here counts, whatever comes while it is read.
+            within=None if closing else partial(self._unless_aborted, prefer_result=True),
+        )
         if reply.status == 429 and reply.boot_id == attempt.boot_id:
             self._note_answer(reply)
             await self._sleep(self._retry_after(reply))
@@ -368,9 +385,12 @@ class WorkerCall:
         """Seconds until the window is over, from the last answered request on."""
         return max(0.001, self._answered_at + self._settings.window - self._loop.time())
 
+    def _is_window_over(self) -> bool:
+        return self._loop.time() >= self._answered_at + self._settings.window
+
     async def _check_window(self, client: WorkerClient) -> None:
         """End the call if nothing has answered within the window; a worker that may run it is told, once."""
-        if self._loop.time() < self._answered_at + self._settings.window:
+        if not self._is_window_over():
             return
         may_run = self._machine.state in (CallerState.UNSURE, CallerState.ADMITTED)
         try:
@@ -403,13 +423,14 @@ class WorkerCall:
         asked = _DEFAULT_RETRY_AFTER if reply.retry_after is None else reply.retry_after
         return max(asked, self._settings.first_pause)
 
-    async def _unless_aborted(self, action: Awaitable[T]) -> T:
-        """Await `action`, but close it and raise _Aborted as soon as the call is aborted."""
+    async def _unless_aborted(self, action: Awaitable[T], *, prefer_result: bool = False) -> T:
+        """Await `action`, but close it and raise _Aborted as soon as the call is aborted; `prefer_result`: not where
+        its result is there already."""
         task = asyncio.ensure_future(action)
         stop = asyncio.ensure_future(self._aborted.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if self._aborted.is_set():
+            if self._aborted.is_set() and not (prefer_result and task.done()):
                 raise _Aborted
             return task.result()
         finally:
@@ -424,7 +445,7 @@ def deliver(on_report: Callable[[Any], None] | None, item: Any) -> None:
         return
     try:
         on_report(item)
-    except Exception:
+    except (Exception, asyncio.CancelledError):  # a cancelled future's result() raises the latter
         logger.exception("on_report raised; the call goes on")
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import aiohttp
 
 from miles_ref.http_once import client_session
+
+_Raw = tuple[int, Any, bytes]
+"""Status, headers and body."""
 
 THREAD_PARSE_BYTES = 256 << 10
 """Replies over this size are parsed in a thread, so that other calls of the process go on."""
@@ -60,14 +64,24 @@ class WorkerClient:
         await self._session.close()
 
     async def ask(
-        self, method: str, url: str, *, body: bytes | None = None, silence: float, first_byte: float | None = None
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes | None = None,
+        silence: float,
+        first_byte: float | None = None,
+        within: Callable[[Awaitable[_Raw]], Awaitable[_Raw]] | None = None,
     ) -> Reply:
         """Make one request, once. Raises Unanswered.
 
         `silence` bounds each wait for bytes, in seconds, `first_byte` the whole time until the reply's head is here.
+        `within` awaits the exchange and may end it, by an exception of its own; a reply that is here is read all the
+        same.
         """
+        exchange = self._exchange(method, url, body, silence, first_byte)
         try:
-            status, headers, raw = await self._exchange(method, url, body, silence, first_byte)
+            status, headers, raw = await (exchange if within is None else within(exchange))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
             raise Unanswered(f"no connection: {type(exc).__name__}", sent=False) from exc
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
@@ -76,7 +90,7 @@ class WorkerClient:
 
     async def _exchange(
         self, method: str, url: str, body: bytes | None, silence: float, first_byte: float | None
-    ) -> tuple[int, Any, bytes]:
+    ) -> _Raw:
         limits = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout, sock_read=silence)
         headers = {"Content-Type": "application/json"} if body is not None else {}
         async with asyncio.timeout(first_byte) as clock:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from miles_ref.agents import AgentSettings, InfraAbort
-from miles_ref.agents.client import Attempt, Content, WorkerCall, _Aborted
+from miles_ref.agents.abort import abort_worker_calls
+from miles_ref.agents.client import IN_FLIGHT, Attempt, Content, WorkerCall, _Aborted, deliver
 from miles_ref.agents.http_client import Reply, Unanswered
 from miles_ref.agents.machine import CallerEvent
 
@@ -104,6 +105,82 @@ async def test_the_window_counts_from_the_last_answer(monkeypatch: pytest.Monkey
 
     ended = await unreachable_at(call, clock, Slow(empty, empty, empty))
     assert math.isclose(ended, 2.7 * WINDOW + WINDOW, abs_tol=AgentSettings().longest_pause)
+
+
+async def test_a_caller_that_stood_still_asks_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What timed out meanwhile says nothing of the worker."""
+    call, clock = await admitted(monkeypatch)
+    polled: list[tuple[float, str]] = []
+
+    class Busy(Worker):
+        async def ask(self, method: str, url: str, **more: Any) -> Reply:
+            polled.append((more["first_byte"], url))
+            if len(polled) == 1:
+                clock.now += 2 * WINDOW
+                raise Unanswered("timed out", sent=True)
+            return await super().ask(method, url, **more)
+
+    outcome = {"kind": "ok", "value": 1}
+    worker = Busy(answer(200, reports=[], next=0, outcome=outcome))
+    assert await asyncio.wait_for(call._follow(worker, ATTEMPT), 60) == outcome  # type: ignore[arg-type]
+    (_, (first_byte, url)) = polled
+    assert first_byte >= 1
+    assert "wait=0" in url
+
+
+async def test_a_result_that_is_here_is_none_that_an_abort_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The abort comes while the reply is read; a worker that drains may be gone after it."""
+    call, _ = await admitted(monkeypatch)
+    outcome = {"kind": "ok", "value": 1}
+
+    class ReadsLong(Worker):
+        async def ask(self, method: str, url: str, **more: Any) -> Reply:
+            received: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            received.set_result(answer(200, reports=[], next=0, outcome=outcome))
+            reply = await more["within"](received)
+            call._machine.apply(CallerEvent.ABORT)
+            call._aborted.set()
+            await asyncio.sleep(0)
+            self.answers.clear()
+            return reply
+
+    assert await asyncio.wait_for(call._follow(ReadsLong(), ATTEMPT), 60) == outcome  # type: ignore[arg-type]
+
+
+async def test_a_result_that_came_with_the_abort_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, _ = await admitted(monkeypatch)
+    call._aborted.set()
+
+    async def received() -> str:
+        return "here"
+
+    task = asyncio.ensure_future(received())
+    await task
+    assert await call._unless_aborted(task, prefer_result=True) == "here"
+    with pytest.raises(_Aborted):
+        await call._unless_aborted(received())
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), asyncio.CancelledError()])
+def test_what_on_report_raises_does_not_end_the_call(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    def on_report(item: Any) -> None:
+        raise error
+
+    deliver(on_report, 1)
+    assert "on_report raised" in caplog.text
+
+
+async def test_an_abort_leaves_a_call_whose_loop_is_closed_to_its_orphan_timer() -> None:
+    loop = asyncio.new_event_loop()
+
+    async def made() -> WorkerCall:
+        return WorkerCall(Content("m:f", {}, {}, "r:1"), AgentSettings(worker_urls=(ATTEMPT.url,)))
+
+    call = await asyncio.to_thread(loop.run_until_complete, made())
+    loop.close()
+    IN_FLIGHT[id(call)] = call
+    await abort_worker_calls("r:1")
+    assert id(call) not in IN_FLIGHT
 
 
 @pytest.mark.parametrize("late", [0.0, 0.5 * WINDOW, 0.9 * WINDOW])
