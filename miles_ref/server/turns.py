@@ -56,11 +56,11 @@ class TurnRunner:
     async def run(self, session: Session, headers: CIMultiDict[str], body: bytes, requested: float) -> TurnResult:
         """Raises the errors of session-http.md, each with its status; the session is then as it was before."""
         async with session.lock:
-            # The session may have been closed while the body came in or the lock was waited for.
-            if session.closed:
-                raise SessionNotFoundError(f"session {session.id} has been closed")
+            # The session may have been closed while the body came in, the lock was waited for, or a thread prepared it.
+            _check_open(session)
             self._check_budget(session)
             request, turn = await _work(len(body), lambda: self._prepare(session, body))
+            _check_open(session)
             session.in_flight += 1
         try:
             status, reply_headers, raw = await self._upstream.chat(headers, turn.body())
@@ -104,6 +104,11 @@ class TurnRunner:
                 f"session {session.id} stores {session.stored_bytes} bytes, at most {self._max_session_bytes} are "
                 "allowed (--max-session-bytes): collect it and open another"
             )
+
+
+def _check_open(session: Session) -> None:
+    if session.closed:
+        raise SessionNotFoundError(f"session {session.id} has been closed")
 
 
 async def _work(size: int, work: Callable[[], T]) -> T:

@@ -59,6 +59,7 @@ class Reply:
     pieces: tuple[Piece, ...]
     """The record's form in pieces; a name stands for the base64 text of a payload. Minus infinity is "-inf" here."""
     message: Message
+    """The choice's message; its role is assistant where the backend named none."""
     finish_reason: str
     response_id: str | None
     """The reply's `id` where that is a text: samples name their leaf by it."""
@@ -73,7 +74,7 @@ class Reply:
     def event_stream(self) -> bytes:
         """The reply as one server-sent event and the end marker (session-http.md, `stream: true`)."""
         delta: dict[str, Any] = {
-            "role": self.message.get("role") or "assistant",
+            "role": self.message["role"],
             "content": self.message["content"],
         }
         if self.message.get("reasoning_content"):
@@ -181,7 +182,8 @@ def _message(choice: Mapping[str, Buffer]) -> Message:
     calls = message.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
         raise UpstreamResponseError(f"the backend's reply has choices[0].message.tool_calls {calls!r:.100}, not a list")
-    return message
+    # What a stream names is what is stored: else a client's own replay of it would not match.
+    return message if message.get("role") else {**message, "role": "assistant"}
 
 
 # Replay payloads

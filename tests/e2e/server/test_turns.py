@@ -3,11 +3,14 @@
 import asyncio
 import base64
 import json
+import threading
 from typing import Any
 
 import pytest
 
+from miles_ref.server import turns
 from miles_ref.testing.backend import ScriptedReply, chat_reply
+from miles_ref.trajectory.turn import Turn, TurnPlanner
 from tests.e2e.server.harness import Json, Session, reply, user
 
 
@@ -335,6 +338,31 @@ async def test_a_delete_answers_while_a_turn_is_in_flight(session: Session) -> N
     assert answer.status == 200
     assert answer.json()["choices"][0]["message"]["content"] == "late"
     assert (await session.chat([user("u")])).status == 404
+
+
+async def test_a_session_that_is_ended_while_a_turn_is_prepared_costs_no_generation(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large request is prepared in a thread."""
+    loop, preparing, may_go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    plan = TurnPlanner.plan
+
+    def slow(self: TurnPlanner, *more: Any) -> Turn:
+        loop.call_soon_threadsafe(preparing.set)
+        assert may_go_on.wait(30)
+        return plan(self, *more)
+
+    monkeypatch.setattr(turns, "_LARGE", 0)
+    monkeypatch.setattr(TurnPlanner, "plan", slow)
+    task = asyncio.create_task(session.chat([user("u")]))
+    await preparing.wait()
+    try:
+        assert await session.delete() == 204
+    finally:
+        may_go_on.set()
+    answer = await task
+    assert answer.status == 404
+    assert session.server.backend.seen == []
 
 
 async def test_a_reply_that_cannot_be_used_is_none_for_a_closed_session_either(session: Session) -> None:
