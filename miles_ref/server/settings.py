@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from miles_ref.errors import UsageError
 from miles_ref.records import AssemblySettings
@@ -27,6 +28,7 @@ class ServerSettings:
     """
 
     backend_url: str
+    """Empty where the backend is set later (SessionServer.use_backend)."""
     hf_checkpoint: str
     tito_model: str = "default"
     version: Literal["v1", "v2"] = "v1"
@@ -64,17 +66,21 @@ class ServerSettings:
             ):
                 if value:
                     raise UsageError(f"{flag} needs trajectory trees: add --use-session-server v2, or leave it out")
+        backend = urlsplit(self.backend_url)
+        if self.backend_url and (backend.scheme not in ("http", "https") or not backend.hostname):
+            raise UsageError(f"--backend-url is {self.backend_url!r}: give http://HOST:PORT or https://HOST:PORT")
         if self.use_rollout_routing_replay and self.num_layers < 1:
             raise UsageError("--use-rollout-routing-replay needs --num-layers, the number of the model's MoE layers")
         for flag, number in (
             ("--moe-router-topk", self.moe_router_topk),
             ("--num-layers", self.num_layers),
             ("--session-ttl", self.session_ttl),
+            ("--shutdown-grace", self.shutdown_grace),
             ("--max-sessions", self.max_sessions),
             ("--max-session-bytes", self.max_session_bytes),
         ):
-            if number < 0:
-                raise UsageError(f"{flag} is {number}: it cannot be negative; 0 is the default")
+            if not number >= 0:  # nan is not, either
+                raise UsageError(f"{flag} is {number}: it must be 0 or more")
 
     @property
     def additional_r3(self) -> bool:
