@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from miles_ref.wire import SAMPLES_VALUE_SPEC_V2
 
 _ROWS = ("rollout_routed_experts", "rollout_indexer_topk")
 _KEEP_FIELDS = "merge fills in masks, rewards and metadata of the samples that it is given; leave their other fields"
+_KEPT = ("tokens", "response_length", "rollout_log_probs", *_ROWS)
 _KEEP_KEYS = "keep the server's keys of the sample's metadata, beside those that merge adds"
 SERVER_KEYS = ("accumulated_token_ids", "tito_session_mismatch", "leaf")
 Place = tuple[int, int]
@@ -44,7 +46,7 @@ class Forest:
 
     def __post_init__(self) -> None:
         self._settings = settings_of(self.case.config)
-        self._chains = forest_chains(self.case.input["nodes"], self._settings)
+        self._chains = forest_chains(self.case, self._settings)
         self.metadata = session_metadata(self.case)
         self.merger = next(one for one in self.pipeline.asked() if one.hook == "merge")
 
@@ -53,9 +55,9 @@ class Forest:
         return self.pipeline.leaf_samples(self._chains, self.case.input.get("max_seq_len"), self._settings)
 
     @cached_property
-    def own(self) -> dict[int, dict[str, Any]]:
-        """The metadata of each leaf sample as the server made it, by node id."""
-        return {sample.metadata["leaf"]["node_id"]: sample.metadata for sample in self.leaf_samples()}
+    def own(self) -> dict[int, Sample]:
+        """Each leaf sample as the server made it, by node id."""
+        return {sample.metadata["leaf"]["node_id"]: sample for sample in self.leaf_samples()}
 
     def fault(self, at: int, what: str, advice: str) -> str:
         """What is wrong with a merged sample, and how to go on."""
@@ -137,7 +139,7 @@ def total(forest: Forest) -> str | None:
 
 
 def exactly_once(forest: Forest) -> str | None:
-    """A completion's token that a surviving chain kept is trained in one sample, never in two, never in none."""
+    """A completion's token that a surviving chain kept is trained in one sample, never in two or none; no other is."""
     picked = forest.pipeline.pick(forest.leaf_samples(), copy.deepcopy(forest.metadata))
     kept = {place for sample in picked for place in trained_places(sample, forest)}
     if not picked:
@@ -145,7 +147,12 @@ def exactly_once(forest: Forest) -> str | None:
     merged = forest.pipeline.merge(picked, copy.deepcopy(forest.metadata))
     for at, sample in enumerate(merged):
         # Of a sample without its mask or its leaf nobody can say what it trains.
-        fault = field_fault(at, sample, forest) or leaf_fault(at, sample, forest)
+        fault = (
+            field_fault(at, sample, forest)
+            or leaf_fault(at, sample, forest)
+            or kept_fault(at, sample, forest)
+            or mask_fault(at, sample, forest)
+        )
         if fault is not None:
             return fault
     trained = Counter(place for sample in merged for place in trained_places(sample, forest))
@@ -159,9 +166,14 @@ def exactly_once(forest: Forest) -> str | None:
 
 
 def lengths_agree(forest: Forest) -> str | None:
-    """Mask, log probs and rows fit the tokens of each sample."""
-    faults = (field_fault(at, sample, forest) for at, sample in enumerate(forest.result().samples))
-    return next((fault for fault in faults if fault is not None), None)
+    """Tokens, log probs and rows of each sample are its leaf's own, and there is a mask that fits them."""
+    for at, sample in enumerate(forest.result().samples):
+        fault = field_fault(at, sample, forest)
+        if fault is None and leaf_fault(at, sample, forest) is None:
+            fault = kept_fault(at, sample, forest)
+        if fault is not None:
+            return fault
+    return None
 
 
 def server_keys_kept(forest: Forest) -> str | None:
@@ -170,7 +182,7 @@ def server_keys_kept(forest: Forest) -> str | None:
         fault = leaf_fault(at, sample, forest)
         if fault is not None:
             return fault
-        own = forest.own[sample.metadata["leaf"]["node_id"]]
+        own = forest.own[sample.metadata["leaf"]["node_id"]].metadata
         for key in SERVER_KEYS:
             wanted, got = _plain(key, own.get(key)), _plain(key, sample.metadata.get(key))
             found = first_difference(wanted, got, f"metadata.{key}")
@@ -249,8 +261,27 @@ def leaf_fault(at: int, sample: Sample, forest: Forest) -> str | None:
     node_id = leaf.get("node_id") if isinstance(leaf, dict) else None
     if not isinstance(node_id, int) or node_id not in forest.own:
         return forest.fault(at, f"metadata.leaf is {_shown(leaf)}, which is no leaf of the forest", _KEEP_KEYS)
-    found = first_difference(forest.own[node_id]["leaf"], leaf, "metadata.leaf")
+    found = first_difference(forest.own[node_id].metadata["leaf"], leaf, "metadata.leaf")
     return None if found is None else forest.fault(at, found, _KEEP_KEYS)
+
+
+def kept_fault(at: int, sample: Sample, forest: Forest) -> str | None:
+    """The first field of a merged sample, of a leaf that is one, that is no longer what the model and backend gave."""
+    own = forest.own[sample.metadata["leaf"]["node_id"]]
+    for name in _KEPT:
+        found = first_difference(_plain(name, getattr(own, name)), _plain(name, getattr(sample, name)), name)
+        if found is not None:
+            return forest.fault(at, found, _KEEP_FIELDS)
+    return None
+
+
+def mask_fault(at: int, sample: Sample, forest: Forest) -> str | None:
+    """The first token that a merged sample trains and no turn of its chain generated."""
+    own: Any = forest.own[sample.metadata["leaf"]["node_id"]].loss_mask
+    stray = np.flatnonzero((np.asarray(sample.loss_mask) != 0) & (np.asarray(own) == 0))
+    if not len(stray):
+        return None
+    return forest.fault(at, f"loss_mask[{stray[0]}] trains a token that no turn generated", "train only what one did")
 
 
 def _count(values: Any) -> int | None:
@@ -293,7 +324,9 @@ def plain_samples(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 def _plain(name: str, value: Any) -> Any:
     if hasattr(value, "__array__"):
-        return np.asarray(value).tolist()
+        value = np.asarray(value).tolist()
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"  # equal to another one: that it cannot be written is another law's
     if isinstance(value, Mapping):
         return {key: _plain(name, item) for key, item in value.items()}
     if isinstance(value, list):

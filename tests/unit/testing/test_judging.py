@@ -188,6 +188,20 @@ MALFORMED = {
     "response too long": ("s.response_length = 99", "lengths-agree", "a response of 99 in"),
     "log probs a text": ("s.rollout_log_probs = 'abc'", "lengths-agree", "samples[0].rollout_log_probs is 'abc'"),
     "rows a list": ("s.rollout_routed_experts = [1]", "lengths-agree", "samples[0].rollout_routed_experts is [1]"),
+    "another token": ("s.tokens[-1] += 1", "exactly-once", "samples[0].tokens["),
+    "another prompt": ("s.tokens[0] += 1", "lengths-agree", "samples[0].tokens[0]"),
+    "log probs gone": ("s.rollout_log_probs = None", "exactly-once", "samples[0].rollout_log_probs"),
+    "log probs made up": ("s.rollout_log_probs[0] -= 1.0", "lengths-agree", "samples[0].rollout_log_probs[0]"),
+    "observations trained": (
+        "s.loss_mask = [1] * s.response_length",
+        "exactly-once",
+        "trains a token that no turn generated",
+    ),
+    "prompt trained": (
+        "s.response_length += 1; s.loss_mask.insert(0, 1); s.rollout_log_probs.insert(0, 0.0)",
+        "exactly-once",
+        "samples[0].response_length",
+    ),
     "fresh samples": ("leaf_samples[i] = Sample()", "lengths-agree", "samples[0].loss_mask is None"),
 }
 
@@ -210,6 +224,16 @@ def test_a_malformed_sample_is_a_broken_law_and_no_error_of_the_kit(name: str, t
     # Without lengths-agree and server-keys-kept the case must not hold either.
     case["expect"]["laws"] = ["exactly-once"]
     assert judge(parse_case(case), PluginTarget(merger=f"{file}:merge")).outcome is Outcome.FAILED
+
+
+def test_a_reward_that_is_no_number_is_as_deterministic_as_any(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def merge(leaf_samples):\n    for s in leaf_samples:\n        s.reward = float('nan')\n"
+        "    return leaf_samples\n"
+    )
+    verdict = judge(parse_case(raw("v2/laws/forests.json", "v2/laws/one-leaf")), PluginTarget(merger=f"{file}:merge"))
+    assert laws_of_details(verdict.details) == ["encodable"]
 
 
 def test_a_value_that_cannot_be_looked_at_is_the_plugins_fault(tmp_path: Path) -> None:
@@ -442,6 +466,12 @@ def test_places_of_a_command_are_filled() -> None:
     words = command_line("run -p {port} {flags} --last {backend}/", "v1", {"tokenizer": "t"}, 7, "http://b")
     assert words == ["run", "-p", "7", "--use-session-server", "v1", "--hf-checkpoint", "t", "--last", "http://b/"]
     assert command_line("run {version}", "v2", {}, 7, "b")[:2] == ["run", "v2"]
+
+
+def test_the_tokenizer_of_a_case_is_said_also_where_it_is_the_formats_default() -> None:
+    """A server's own default is another."""
+    assert server_flags("v1", {}) == ["--use-session-server", "v1", "--hf-checkpoint", "bytes"]
+    assert server_flags("v1", {"tokenizer": "bytes"}) == server_flags("v1", {})
 
 
 PROGRAM = """
