@@ -50,12 +50,12 @@ _VALUES = {
 def server_flags(version: str, config: Mapping[str, Any]) -> list[str]:
     """The flags that configure a session server as a case's `version` and `config` ask (session-http.md, Flags)."""
     settings = {key: value for key, value in config.items() if value != CONFIG_DEFAULTS[key]}
-    flags = ["--use-session-server", version]
+    # Always said: a server has a default of its own, and it is not the format's.
+    tokenizer = settings.pop("tokenizer", CONFIG_DEFAULTS["tokenizer"])
+    flags = ["--use-session-server", version, "--hf-checkpoint", tokenizer_argument(tokenizer)]
     extra = settings.pop("flags", [])
     for key, value in settings.items():
-        if key == "tokenizer":
-            flags += ["--hf-checkpoint", tokenizer_argument(value)]
-        elif key in _SWITCHES:
+        if key in _SWITCHES:
             flags += _SWITCHES[key] if value else ()
         elif key == "allowed_append_roles":
             flags += ["--tito-allowed-append-roles", ",".join(value)]

@@ -14,6 +14,8 @@ from miles_ref.records import AssemblySettings, Chain, IntArray, Leaf, Record, i
 from miles_ref.sample import Sample
 from miles_ref.testing.cases import Case
 from miles_ref.testing.kinds.codec import fields_of, wire_sample
+from miles_ref.tokens.families import get_family
+from miles_ref.tokens.mismatch import Entry, full_report
 from miles_ref.tokens.tokenizer import load_tokenizer
 from miles_ref.wire import decode_samples_and_merge_input_sample
 
@@ -39,7 +41,7 @@ def run_case(case: Case, plugin_set: str | None = None) -> dict[str, Any]:
 def assemble(case: Case, pipeline: Pipeline) -> Assembly:
     """Assemble a case's input with a pipeline of its version. Raises AssemblyError."""
     settings = settings_of(case.config)
-    chains = forest_chains(case.input["nodes"], settings) if case.version == "v2" else linear_chains(case, settings)
+    chains = forest_chains(case, settings) if case.version == "v2" else linear_chains(case, settings)
     return pipeline.assemble(chains, session_metadata(case), case.input.get("max_seq_len"), settings)
 
 
@@ -71,8 +73,9 @@ def linear_chains(case: Case, settings: AssemblySettings) -> list[Chain]:
     return [Chain(records, None if accumulated is None else _accumulated(accumulated))] if records else []
 
 
-def forest_chains(nodes: Sequence[Mapping[str, Any]], settings: AssemblySettings) -> list[Chain]:
+def forest_chains(case: Case, settings: AssemblySettings) -> list[Chain]:
     """One chain a leaf, in commit order."""
+    nodes = case.input["nodes"]
     paths: list[list[int]] = []
     records: list[Record] = []
     tokens: list[IntArray] = []
@@ -87,9 +90,27 @@ def forest_chains(nodes: Sequence[Mapping[str, Any]], settings: AssemblySettings
             [records[node_id] for node_id in paths[leaf]],
             _accumulated(nodes[leaf]["token_ids"]),
             Leaf(leaf, nodes[leaf]["parent"], tuple(paths[leaf]), records[leaf].response_id),
+            mismatch(case, leaf),
         )
         for leaf in leaves(nodes)
     ]
+
+
+def mismatch(case: Case, node_id: int) -> list[Entry] | None:
+    """The mismatch report of a node's path; None where it is not known: the tokenizer "bytes" has no template."""
+    path = [case.input["nodes"][at] for at in _path(case.input["nodes"], node_id)]
+    family = get_family(case.config["family"])
+    try:
+        return full_report(
+            load_tokenizer(case.config["tokenizer"]),
+            family,
+            int_array(path[-1]["token_ids"]),
+            [message for node in path for message in node["messages"]],
+            path[-1]["record"]["request"].get("tools"),
+            family.fixed_template_kwargs,
+        )
+    except Exception:  # a failure to compute it never fails the call, whatever the messages do to the template
+        return None
 
 
 def _accumulated(ids: Sequence[int]) -> IntArray:
@@ -130,6 +151,9 @@ def session_metadata(case: Case) -> dict[str, Any]:
             "leaves": [{"node_id": leaf, "path_node_ids": _path(nodes, leaf)} for leaf in leaves(nodes)],
         },
     }
+    report = mismatch(case, len(nodes) - 1) if nodes else None
+    if report is not None:
+        metadata["tito_session_mismatch"] = report
     if case.input.get("agent") is not None:
         metadata["agent"] = case.input["agent"]
     return metadata

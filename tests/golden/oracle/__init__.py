@@ -13,7 +13,7 @@ from .assemble import assemble
 from .decode import decode
 from .encode import encode
 from .match import messages_match
-from .values import Fault, first_difference
+from .values import BYTES, Fault, first_difference
 
 __all__ = ["run_case", "verdict"]
 
@@ -21,6 +21,9 @@ __all__ = ["run_case", "verdict"]
 def run_case(case: dict[str, Any]) -> dict[str, Any]:
     """What the contract expects of ``case``: the value of its key ``expect``, by kind (cases.md)."""
     kind, given = case["kind"], case["input"]
+    tokenizer = case.get("config", {}).get("tokenizer", BYTES)
+    if tokenizer != BYTES:
+        raise ValueError(f"the oracle knows the tokenizer {BYTES!r}, not {tokenizer!r}: reason it out by hand")
     try:
         if kind == "assemble":
             return assemble(case)

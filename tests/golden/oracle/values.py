@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+BYTES = "bytes"
+"""The tokenizer that needs no file (cases.md)."""
+
 
 class Fault(Exception):
     """A deterministic failure. ``mentions`` are pieces that any useful message about it holds."""

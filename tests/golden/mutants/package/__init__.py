@@ -1,4 +1,4 @@
-"""Mutants of the package itself, for the kinds that the oracle cannot play: http, worker, and the laws.
+"""Mutants of the package itself, for what the oracle cannot play: http, worker, the laws, and reports of a tokenizer.
 
 `<room>.toml` holds them as patches of miles_ref's source. Each is a patched copy of the package in a folder of its own,
 put before the real one on the path of fresh interpreters, so that servers, workers and their children are mutated too.
@@ -25,8 +25,8 @@ from tests.golden.mutants import GOLDEN, Mutant
 from tests.golden.mutants import mutants as read_mutants
 
 PACKAGE = GOLDEN.parent.parent / "miles_ref"
-ROOMS = {"server": "http", "worker": "worker", "laws": "assemble"}
-"""The kind of case that judges each room's mutants."""
+ROOMS = {"server": ("v1/http", "v2/http", "v2/mismatch"), "worker": ("worker",), "laws": ("v2/laws",)}
+"""The folders of the cases that judge each room's mutants."""
 
 # Short timeouts: a mutant that hangs fails all the same.
 _RUN = """
@@ -57,10 +57,14 @@ def mutants() -> list[Mutant]:
 def hand_cases(room: str | None = None) -> list[dict[str, Any]]:
     """The hand-made cases that judge a room's mutants, or those of all rooms."""
     cases: list[dict[str, Any]] = []
-    for folder in ("v1/http", "v2/http", "v2/laws", "worker"):
+    for folder in _folders() if room is None else ROOMS[room]:
         for file in sorted((GOLDEN / folder).rglob("*.json")):
             cases += json.loads(file.read_text(encoding="utf-8"))
-    return [case for case in cases if room is None or case["kind"] == ROOMS[room]]
+    return cases
+
+
+def _folders() -> list[str]:
+    return [folder for folders in ROOMS.values() for folder in folders]
 
 
 @contextmanager
@@ -87,7 +91,7 @@ def killers(mutant: Mutant, cases: Sequence[dict[str, Any]], timeout: float = 90
     """The ids of the cases that fail on the mutant. Raises RuntimeError for one that cannot even be imported."""
     ids = [case["id"] for case in cases]
     with patched(mutant) as folder:
-        paths = [str(GOLDEN / name) for name in ("v1/http", "v2/http", "v2/laws", "worker")]
+        paths = [str(GOLDEN / folder) for folder in _folders()]
         done = subprocess.run(
             [sys.executable, "-c", _RUN, *paths],
             input=json.dumps(ids),
