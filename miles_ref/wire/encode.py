@@ -102,7 +102,7 @@ def _strict(value: Any, spec: ValueSpec, where: str) -> npt.NDArray[Any] | RowVi
     if isinstance(value, list | tuple) or not hasattr(value, "__array__"):
         raise EncodeError(f"{where} is a {type(value).__name__}, not an array of {spec.dtype}")
     array = _from_array(value, where)
-    if array.dtype.name != spec.dtype:
+    if array.dtype != np.dtype(spec.dtype):  # also where only the order of the bytes differs
         raise EncodeError(f"{where} has dtype {array.dtype}; {spec.dtype} is written, and nothing is converted to it")
     if array.ndim != spec.rank:
         raise EncodeError(f"{where} has shape {array.shape}; it must be (rows, layers, topk)")
