@@ -74,39 +74,58 @@ def load_cases(paths: Iterable[str | Path]) -> list[Case]:
     Raises CaseError for what is missing, no JSON, not of the format, or an id that is there twice: a line a fault, of
     all files, so that they can be mended at once; of each case its first.
     """
+    cases, unreadable, unsound = _loaded(paths)
+    _raise([*unreadable, *unsound])
+    return cases
+
+
+def load_sound_cases(paths: Iterable[str | Path]) -> tuple[list[Case], list[str]]:
+    """As `load_cases`, but a case that is not of the format does not stop the others: they, and a line for each fault.
+
+    Raises CaseError for a file that is missing or no JSON, and where no case is sound.
+    """
+    cases, unreadable, unsound = _loaded(paths)
+    _raise(unreadable if cases else [*unreadable, *unsound])
+    return cases, unsound
+
+
+def _loaded(paths: Iterable[str | Path]) -> tuple[list[Case], list[str], list[str]]:
+    """The sound cases, and what is wrong with files and with cases."""
     cases: list[Case] = []
     where: dict[str, Path] = {}
-    faults: list[str] = []
-    for file in _files(paths, faults):
-        for case in _parsed(file, faults):
+    unreadable: list[str] = []
+    unsound: list[str] = []
+    for file in _files(paths, unreadable):
+        try:
+            sound, faults = _parsed(file)
+        except CaseError as error:
+            unreadable.append(str(error))
+            continue
+        unsound += faults
+        for case in sound:
             if case.id in where:
-                faults.append(f"{file}: the id {case.id!r} is used twice, first in {where[case.id]}")
+                unsound.append(f"{file}: the id {case.id!r} is used twice, first in {where[case.id]}")
             where.setdefault(case.id, file)
             cases.append(case)
-    _raise(faults)
-    return cases
+    return cases, unreadable, unsound
 
 
 def parse_file(file: Path) -> list[Case]:
     """The cases of one file: one case or a list of cases. Raises CaseError, as `load_cases`."""
-    faults: list[str] = []
-    cases = _parsed(file, faults)
+    cases, faults = _parsed(file)
     _raise(faults)
     return cases
 
 
-def _parsed(file: Path, faults: list[str]) -> list[Case]:
-    """The sound cases of a file; what is wrong with the others is added to `faults`."""
-    cases = []
-    try:
-        for raw in read_file(file):
-            try:
-                cases.append(parse_case(raw, f"{file}: "))
-            except CaseError as error:
-                faults.append(str(error))
-    except CaseError as error:
-        faults.append(str(error))
-    return cases
+def _parsed(file: Path) -> tuple[list[Case], list[str]]:
+    """The sound cases of a file, and what is wrong with the others. Raises CaseError for a file that is none."""
+    cases, faults = [], []
+    for raw in read_file(file):
+        try:
+            cases.append(parse_case(raw, f"{file}: "))
+        except CaseError as error:
+            faults.append(str(error))
+    return cases, faults
 
 
 def _raise(faults: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from miles_ref.errors import CaseError, UsageError
-from miles_ref.testing.cases import load_cases
+from miles_ref.testing.cases import load_sound_cases
 from miles_ref.testing.check import judge
 from miles_ref.testing.check_command import UsageFailure
 from miles_ref.testing.targets import choose_target
@@ -31,14 +31,17 @@ def case() -> None:
 def run(paths: tuple[Path, ...], as_json: bool, target: str | None) -> None:
     """Run the cases of files or folders.
 
-    A case that the target cannot be asked counts as neither. Exit status 0 only when none failed and at least one ran.
+    A case that is not of the format has failed, and the others are run. One that the target cannot be asked counts as
+    neither. Exit status 0 only when none failed and at least one ran.
     """
     try:
-        cases = load_cases(paths)
+        cases, faults = load_sound_cases(paths)
         judged = choose_target(target)
     except (CaseError, UsageError) as error:
         raise UsageFailure(str(error)) from error
-    passed = failed = 0
+    passed, failed = 0, len(faults)
+    for fault in faults:
+        click.echo(json.dumps({"type": "fault", "detail": fault}, ensure_ascii=False) if as_json else fault)
     try:
         for one in cases:
             verdict = judge(one, judged)

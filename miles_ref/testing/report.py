@@ -74,7 +74,9 @@ def from_lines(lines: Iterable[str]) -> Report:
         parsed = [json.loads(line) for line in lines if line.strip()]
         kinds = [line["type"] for line in parsed]
     except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"not a report: {error!r}") from error
+        raise UsageError(
+            "not a report: a file that check --report wrote has a JSON object with a type in each line"
+        ) from error
     if not kinds or kinds[0] != "header":
         raise UsageError("not a report: it does not begin with a header line")
     if kinds[-1] != "footer":

@@ -103,10 +103,20 @@ class HttpRun:
         self._jobs: dict[str, _Job] = {}
 
     def run(self, steps: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The first step that does not hold, described; [] when all hold. Later steps would only repeat it."""
+        """The first step that does not hold, described; [] when all hold. Later steps would only repeat it.
+
+        Raises ProgramError for a step that gets no reply.
+        """
         try:
             for index, step in enumerate(steps):
-                found = self._step(step)
+                try:
+                    found = self._step(step)
+                except (OSError, http.client.HTTPException) as error:
+                    late = isinstance(error, TimeoutError)
+                    what = f"gave no answer within {TIMEOUT:g} s" if late else f"broke the connection: {error!r}"
+                    raise ProgramError(
+                        f"step {index} ({step['do']}): the server at {self._server.url} {what}"
+                    ) from error
                 if found:
                     return [f"step {index} ({step['do']}) {line}" for line in found]
             return []
@@ -276,7 +286,8 @@ class HttpRun:
         if "status" in expect and reply.status != expect["status"]:
             found.append(f"status: got {reply.status} {show(reply.text)}, expected {expect['status']}")
         if "body" in expect:
-            found += subset_differences(expect["body"], reply.json(), "body")
+            empty = expect["body"] is None and not reply.raw
+            found += [] if empty else subset_differences(expect["body"], reply.json(), "body")
         found += _unmentioned(expect.get("text_mentions", []), reply)
         found += self._headers(expect.get("headers", {}), reply)
         if "content_type" in expect:
@@ -423,9 +434,6 @@ def _backend_request(expected: Any, requests: Sequence[Mapping[str, Any]]) -> li
 
 
 def run_http_case(case: Case, server: RunningServer) -> list[str]:
-    """The differences of one http case. Raises ProgramError when the server breaks the connection."""
+    """The differences of one http case. Raises ProgramError when the server gives no reply."""
     tokenizer = load_tokenizer(case.config["tokenizer"])
-    try:
-        return HttpRun(case.version, server, tokenizer.encode).run(case.input["steps"])
-    except (OSError, http.client.HTTPException) as error:
-        raise ProgramError(f"the server at {server.url} broke the connection: {error!r}") from error
+    return HttpRun(case.version, server, tokenizer.encode).run(case.input["steps"])

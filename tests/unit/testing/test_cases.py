@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from miles_ref.errors import CaseError
 from miles_ref.sample import Sample
-from miles_ref.testing.cases import CONFIG_DEFAULTS, load_cases, parse_case
+from miles_ref.testing.cases import CONFIG_DEFAULTS, load_cases, load_sound_cases, parse_case
 from miles_ref.testing.command import case as case_group
 from miles_ref.testing.compare import expectation_difference, first_difference
 from miles_ref.testing.kinds.codec import encode, sample_of
@@ -244,13 +244,26 @@ def test_the_faults_of_all_files_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(CaseError) as told:
         load_cases([tmp_path, tmp_path / "missing"])
     lines = str(told.value).splitlines()
-    words = ("a.json: a: unknown key", "a.json: c: why is 3", "b.json: cannot be read", "'b' is used twice", "no such")
+    words = ("b.json: cannot be read", "no such", "a.json: a: unknown key", "a.json: c: why is 3", "'b' is used twice")
     assert [word in line for word, line in zip(words, lines, strict=True)] == [True] * 5
     (tmp_path / "a.json").write_text(json.dumps([match_case(f"a{at}", why=at) for at in range(23)]))
     with pytest.raises(CaseError) as told:
         load_cases([tmp_path / "a.json"])
     lines = str(told.value).splitlines()
     assert (len(lines), lines[-1]) == (21, "and 3 more")
+
+
+def test_what_is_no_case_does_not_stop_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([match_case("a", surprise=1), match_case("b")]))
+    cases, faults = load_sound_cases([tmp_path])
+    assert [case.id for case in cases] == ["b"]
+    assert [("a.json: a: unknown key" in fault) for fault in faults] == [True]
+    (tmp_path / "a.json").write_text(json.dumps([match_case("a", surprise=1)]))
+    with pytest.raises(CaseError, match="unknown key"):
+        load_sound_cases([tmp_path])
+    (tmp_path / "b.json").write_text(json.dumps(match_case("b")))
+    with pytest.raises(CaseError, match="no such file"):
+        load_sound_cases([tmp_path / "b.json", tmp_path / "missing"])
 
 
 def test_a_field_of_a_counter_that_does_not_exist_is_an_error_that_names_it() -> None:

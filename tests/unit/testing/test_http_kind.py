@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from miles_ref.errors import CaseError
+from miles_ref.testing.case_backend import CaseBackend
 from miles_ref.testing.cases import parse_case
-from miles_ref.testing.kinds.http import Reply, _backend_request, _sse
+from miles_ref.testing.kinds.http import Reply, RunningServer, _backend_request, _sse, run_http_case
+from miles_ref.testing.loop_thread import LoopThread
+from miles_ref.testing.programs import ProgramError
 from miles_ref.testing.references import References
 from miles_ref.testing.targets import ReferenceTarget
 
@@ -35,6 +41,17 @@ def reference() -> Iterator[ReferenceTarget]:
     target = ReferenceTarget()
     yield target
     target.close()
+
+
+@contextmanager
+def a_backend() -> Iterator[CaseBackend]:
+    thread = LoopThread()
+    backend = CaseBackend(thread)
+    try:
+        yield backend
+    finally:
+        backend.close()
+        thread.close()
 
 
 def run(reference: ReferenceTarget, *steps: dict[str, Any], **config: Any) -> list[str]:
@@ -171,3 +188,25 @@ def test_a_proxied_request_without_a_body_is_told_so(reference: ReferenceTarget)
     empty: list[dict[str, Any]] = [{"method": "GET", "path": "/v1/models", "headers": {}, "body": None}]
     assert _backend_request({"$any": True}, empty) == []
     assert _backend_request(json.loads('{"method": "GET"}'), empty) == []
+
+
+def test_a_body_that_is_not_there_is_null(reference: ReferenceTarget) -> None:
+    gone = {"do": "delete", "session": "s", "expect": {"status": 204, "body": None}}
+    assert run(reference, CREATE, gone) == []
+    assert run(reference, {**CREATE, "expect": {"body": None}})
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_a_server_without_a_reply_is_told_with_the_step(hangs_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miles_ref.testing.kinds.http.TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening, a_backend() as backend:
+        server = RunningServer(f"http://127.0.0.1:{listening.getsockname()[1]}", backend)
+        if hangs_up:
+            hang_up = threading.Thread(target=lambda: listening.accept()[0].close())
+            hang_up.start()
+        case = parse_case({"id": "a/b", "kind": "http", "config": CONFIG, "input": {"steps": [CREATE]}})
+        said = "broke the connection" if hangs_up else "gave no answer within 0.2 s"
+        with pytest.raises(ProgramError, match=rf"step 0 \(create\): the server at http://.* {said}"):
+            run_http_case(case, server)
+        if hangs_up:
+            hang_up.join(10)

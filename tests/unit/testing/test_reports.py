@@ -163,3 +163,9 @@ def test_outputs_are_emptied_and_a_pipe_is_left_alone(tmp_path: Path) -> None:
         open_outputs([tmp_path])
     with pytest.raises(UsageError, match="none/report cannot be written: No such file"):
         open_outputs([tmp_path / "none" / "report"])
+
+
+@pytest.mark.parametrize("line", ['{"a": 1}', "[1]", "1", "no JSON"])
+def test_a_file_that_is_no_report_is_told_what_one_is(line: str) -> None:
+    with pytest.raises(UsageError, match="not a report: a file that check --report wrote"):
+        from_lines([line])
