@@ -22,12 +22,17 @@ async def run_apart(what: str, action: Coroutine[Any, Any, None], seconds: float
     try:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
-            raise TimeoutError(f"{what}: not done after {seconds:g} s")
+            raise late(what, seconds)
         if task.cancelled():
             raise RuntimeError(f"{what}: let a CancelledError out that nobody sent it: catch it where it awaits")
         task.result()
     finally:
         task.cancel()
+
+
+def late(what: str, seconds: float) -> TimeoutError:
+    """The error of what is not done in time."""
+    return TimeoutError(f"{what}: not done after {seconds:g} s")
 
 
 def _finished(task: asyncio.Task[None]) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from miles_ref.hookspecs import hookimpl
+from miles_ref.plugins.apart import late, run_apart
 from miles_ref.plugins.guard import Implementation
 from miles_ref.plugins.plain import changed_field, plain, plain_sample, same
 from miles_ref.records import AssemblySettings, Chain
@@ -43,8 +44,21 @@ class AbortRun:
     scope: Scope
     every_scope: bool
 
-    async def __call__(self) -> None:
-        """Run it. Raises PluginError for whatever leaves a third party's; CancelledError passes."""
+    async def within(self, seconds: float) -> None:
+        """Run it for at most `seconds`. Raises TimeoutError, PluginError for whatever leaves a third party's."""
+        if not self.implementation.trusted:
+            await run_apart(str(self.implementation), self._run(), seconds)
+            return
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:  # in this task: it takes the calls that there are when the abort begins
+                await self._run()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise late(str(self.implementation), seconds) from error
+
+    async def _run(self) -> None:
         one = self.implementation
         result = self.guard.call(one, scope=self.scope, every_scope=self.every_scope)
         if inspect.isawaitable(result):

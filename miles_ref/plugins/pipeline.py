@@ -13,7 +13,6 @@ from miles_ref.assembly.fold import fold
 from miles_ref.assembly.replay import additional_rows
 from miles_ref.errors import UsageError
 from miles_ref.hookspecs import PROJECT, HookSpecs
-from miles_ref.plugins.apart import run_apart
 from miles_ref.plugins.catalogue import SETS, Catalogue
 from miles_ref.plugins.guard import Implementation
 from miles_ref.plugins.guarded import AbortRun, Guard, Scope
@@ -129,7 +128,7 @@ class Pipeline:
         errors: list[Exception] = []
         for run in runs:
             try:
-                await run_apart(str(run.implementation), run(), time_limit)
+                await run.within(time_limit)
             except Exception as error:  # one that fails does not stop the others
                 errors.append(error)
         if errors:

@@ -172,3 +172,22 @@ async def test_one_that_swallows_its_cancellation_is_left_behind(calls: list[Any
     assert "works" in calls
     await cancelled.wait()
     end.set()
+
+
+async def test_the_built_in_one_begins_with_the_abort(calls: list[Any]) -> None:
+    """It takes the calls that are registered then."""
+    abort = asyncio.ensure_future(pipeline().abort(None))
+    await asyncio.sleep(0)
+    assert calls == [("ours", None, False)]
+    await abort
+
+
+async def test_the_built_in_one_has_a_time_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hangs(scope: Any, every_scope: bool) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("miles_ref.agents.abort.abort_worker_calls", hangs)
+    with pytest.raises(ExceptionGroup) as error:
+        await pipeline().abort(None, time_limit=0.01)
+    assert [type(one) for one in error.value.exceptions] == [TimeoutError]
+    assert "not done after 0.01 s" in str(error.value.exceptions[0])
