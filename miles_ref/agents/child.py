@@ -28,6 +28,19 @@ _PAGE_BYTES = 4 << 10
 _PIPE_BYTES = 64 << 10
 _MAX_FINAL_READS = 64
 
+_life_lines: set[int] = set()
+"""The ends of the request pipes that this process holds. Each is in here as long as it is open."""
+
+
+def _let_go() -> None:
+    """In a process that this one forked: hold no child's life line, or the child would outlive this process."""
+    while _life_lines:
+        with contextlib.suppress(OSError):
+            os.close(_life_lines.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
 
 class Listener(Protocol):
     """Who is told what a child does; every method is called on the event loop, and must not raise."""
@@ -83,6 +96,9 @@ class Child:
         self._drain_timer: asyncio.TimerHandle | None = None
         with contextlib.ExitStack() as undo:
             request_out, self._request = _pipe(undo)
+            # Before the spawn: another thread may fork meanwhile.
+            _life_lines.add(self._request)
+            undo.callback(_life_lines.discard, self._request)
             self._channel, channel_in = _pipe(undo)
             if spec.report_budget is not None:
                 _shorten(channel_in, spec.report_budget)
@@ -148,7 +164,8 @@ class Child:
             self._loop.add_writer(self._request, self._on_writable)
             return
         except BrokenPipeError:
-            self._unsent = memoryview(b"")
+            pass
+        self._unsent = memoryview(b"")  # An empty slice would keep the whole frame.
         self._loop.remove_writer(self._request)
 
     def _on_readable(self) -> None:
@@ -235,6 +252,8 @@ class Child:
         self._loop.remove_reader(self._channel)
         self._loop.remove_writer(self._request)
         os.close(self._channel)
+        # Out of the set first: once it is closed, its number may be that of something else.
+        _life_lines.discard(self._request)
         os.close(self._request)
 
 

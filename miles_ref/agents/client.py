@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from miles_ref.agents.api import InfraAbort, WorkerRefusedError, WorkerReplyError
@@ -308,7 +307,7 @@ class WorkerCall:
             return await self._poll(client, attempt, self._settings.held_wait)
         except Unanswered:
             self._apply(CallerEvent.NO_ANSWER)
-        if self._is_window_over():
+        if self._is_window_over() and self._machine.state is not CallerState.CLOSING:
             # It may be this process that stood still, while the worker answered: it is asked once more.
             with suppress(Unanswered):
                 return await self._poll(client, attempt, 0.0, at_least=_LAST_POLL)
@@ -327,8 +326,7 @@ class WorkerCall:
             url,
             silence=wait + self._settings.poll_margin,
             first_byte=max(self._left(), at_least),
-            # A result that is here counts, whatever comes while it is read.
-            within=None if closing else partial(self._unless_aborted, prefer_result=True),
+            within=None if closing else self._unless_aborted,
         )
         if reply.status == 429 and reply.boot_id == attempt.boot_id:
             self._note_answer(reply)
@@ -423,14 +421,13 @@ class WorkerCall:
         asked = _DEFAULT_RETRY_AFTER if reply.retry_after is None else reply.retry_after
         return max(asked, self._settings.first_pause)
 
-    async def _unless_aborted(self, action: Awaitable[T], *, prefer_result: bool = False) -> T:
-        """Await `action`, but close it and raise _Aborted as soon as the call is aborted; `prefer_result`: not where
-        its result is there already."""
+    async def _unless_aborted(self, action: Awaitable[T]) -> T:
+        """Await `action`, but close it and raise _Aborted as soon as the call is aborted."""
         task = asyncio.ensure_future(action)
         stop = asyncio.ensure_future(self._aborted.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if self._aborted.is_set() and not (prefer_result and task.done()):
+            if self._aborted.is_set():
                 raise _Aborted
             return task.result()
         finally:

@@ -271,8 +271,10 @@ class WorkerCore:
         return None
 
     def poll(self, call_id: str, after: int) -> PollReply | None:
-        """What a poll that check_poll let pass gets now; None if it would have to wait."""
-        self.tick()
+        """What a poll that check_poll let pass gets now; None if it would have to wait.
+
+        No deadline takes effect in between: what check_poll saw must still be there.
+        """
         entry = self._entries[call_id]
         log = entry.log()
         self._read_on(call_id, entry, after)
@@ -298,7 +300,12 @@ class WorkerCore:
         if entry is None or entry.pollers == 0:
             return
         entry.pollers -= 1
-        if entry.pollers == 0:
+        self.polled(call_id)
+
+    def polled(self, call_id: str) -> None:
+        """A client was there just now: unless a poll is held, the orphan timer starts again."""
+        entry = self._entries.get(call_id)
+        if entry is not None and entry.pollers == 0:
             entry.call.release(self.clock())
             self._keep_time(call_id, entry)
 

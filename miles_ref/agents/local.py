@@ -29,14 +29,14 @@ class LocalCall:
         on_report: Callable[[Any], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._spec = ChildSpec(request_frame(fn, kwargs), env)
+        spec = ChildSpec(request_frame(fn, kwargs), env)
         self._on_report = on_report
         self._call = Call({State.CANCELLING: cancel_grace, State.ENDING: LINGER_SECONDS})
         self._ended = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._child: Child | None = None
         self._outcome: dict[str, Any] | None = None
-        self._start = Start(self._spawn)
+        self._start = Start(lambda: self._spawn(spec))
 
     @property
     def pid(self) -> int | None:
@@ -76,10 +76,10 @@ class LocalCall:
         self._do(self._call.outcome_read(text, self._loop.time()))
 
     def gone(self, exit_status: int | None, reason: str = "ChildExited") -> None:
-        self._start.ready()
         self._do(self._call.gone(exit_status, self._loop.time(), reason))
         self._outcome = read_json(self._call.outcome or b"null")
         self._ended.set()
+        self._start.ready()  # Last: it starts other calls.
 
     # --- carrying out ------------------------------------------------------------------------------------------------
 
@@ -100,9 +100,9 @@ class LocalCall:
         else:
             self._child.kill()
 
-    def _spawn(self) -> None:
+    def _spawn(self, spec: ChildSpec) -> None:
         try:
-            self._child = Child(self._spec, self)
+            self._child = Child(spec, self)
         except OSError as exc:
             logger.error("no child process could be made for an agent call: %s", exc.strerror)
             self.gone(None, reason="SpawnFailed")

@@ -20,7 +20,7 @@ class Start:
     """One child to be started. `action` starts it, on the event loop, and must not raise."""
 
     def __init__(self, action: Callable[[], None]) -> None:
-        self._action = action
+        self._action: Callable[[], None] | None = action
         self._starts: Starts | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -41,8 +41,11 @@ class Start:
 
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the child."""
+        assert self._action is not None
         self._timer = loop.call_later(HELD_SECONDS, self.ready)
-        self._action()
+        # Let go of: it holds the call's arguments, which are not to be kept as long as the child runs.
+        action, self._action = self._action, None
+        action()
 
 
 class Starts:
@@ -52,6 +55,7 @@ class Starts:
         self._loop = loop
         self._free = at_once or 2 * (os.cpu_count() or 1)
         self._waiting: deque[Start] = deque()
+        self._filling = False
 
     def ask(self, start: Start) -> None:
         """Start the child now, or as soon as others are ready."""
@@ -72,9 +76,17 @@ class Starts:
         self._fill()
 
     def _fill(self) -> None:
-        while self._free and self._waiting:
-            self._free -= 1
-            self._waiting.popleft().run(self._loop)
+        # A start that fails is ready while it is run, and comes here again. The loop that runs it goes on instead: with
+        # a call inside a call for each of them, many that fail in a row would reach the recursion limit.
+        if self._filling:
+            return
+        self._filling = True
+        try:
+            while self._free and self._waiting:
+                self._free -= 1
+                self._waiting.popleft().run(self._loop)
+        finally:
+            self._filling = False
 
 
 _of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Starts] = WeakKeyDictionary()

@@ -142,12 +142,13 @@ class WorkerServer:
         self.core.begin_poll(call_id)
         try:
             answer = await self._hold(call_id, after, wait)
-            if isinstance(answer, Answer):
-                return self._json(answer)
-            return await self._write_poll(request, call_id, answer)
         finally:
+            # Before the answer is written: a client that does not read it must not stop the orphan timer.
             self.core.end_poll(call_id)
             self.settle()
+        if isinstance(answer, Answer):
+            return self._json(answer)
+        return await self._write_poll(request, call_id, answer)
 
     async def _hold(self, call_id: str, after: int, wait: float) -> PollReply | Answer:
         """Wait for something to answer, at most `wait` seconds."""
@@ -190,10 +191,13 @@ class WorkerServer:
         await response.prepare(request)
         for chunk in _chunks(body):
             await response.write(chunk)
+            self.core.polled(call_id)  # Who reads on, however slowly, is still there.
         await response.write_eof()
         await request.writer.drain()  # The two above wait for large chunks only.
+        self.core.polled(call_id)
         if reply.outcome is not None and request.transport is not None and not request.transport.is_closing():
             self.core.fetched(call_id)
+        self.settle()
         return response
 
     # --- carrying out what the core wants ----------------------------------------------------------------------------
@@ -221,7 +225,8 @@ class WorkerServer:
     def _signal(self, act: Act) -> None:
         child = self._children.get(act.call_id)
         if child is None:
-            if self._starts[act.call_id].withdraw():
+            start = self._starts.get(act.call_id)
+            if start is not None and start.withdraw():
                 del self._starts[act.call_id]
                 self.core.gone(act.call_id, None)
             return
@@ -259,8 +264,8 @@ class WorkerServer:
         except OSError as exc:
             logger.error("call %s: no child process could be made: %s", call_id, exc.strerror)
             self._close_log(call_id)
-            self._starts.pop(call_id).ready()
             self.core.gone(call_id, None, reason="SpawnFailed")
+            self._starts.pop(call_id).ready()
             self.settle()
             return
         self._children[call_id] = child
@@ -275,10 +280,10 @@ class WorkerServer:
     def gone(self, call_id: str, exit_status: int | None) -> None:
         """The call's child has ended."""
         del self._children[call_id]
-        self._starts.pop(call_id).ready()
         self._close_log(call_id)
         self.core.gone(call_id, exit_status)
         logger.info("call %s: ended, exit status %s", call_id, exit_status)
+        self._starts.pop(call_id).ready()  # Only now: it starts other calls, and each settles.
         self.settle()
 
     def _set_timer(self) -> None:

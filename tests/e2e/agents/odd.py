@@ -93,6 +93,11 @@ def deep(levels: int) -> Any:
     return value
 
 
+async def reports_much_then_waits(size: int) -> None:
+    report_to_caller("x" * size)
+    await asyncio.Event().wait()
+
+
 async def forges(kind: str, text: str, times: int = 1) -> None:
     """Write a frame of its own to the channel, of which the child's command line tells."""
     report_to_caller("before")

@@ -7,13 +7,19 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
+import pytest
+
 from miles_ref.agents import AgentSettings
+from miles_ref.agents.child import request_frame
 from miles_ref.process import ReadyProcess
 
 AGENTS = "miles_ref.testing.agents:"
+ODD = "tests.e2e.agents.odd:"
 
 FORGED_FRAMES = [
     *(("R", "{", 1), ("R", "[", 5000), ("R", "NaN", 1), ("R", "1],", 1), ("R", "", 1), ("S", "", 1), ("Q", "{}", 1)),
@@ -97,6 +103,23 @@ def children(pid: int | None = None) -> list[int]:
                 if int(stat.read().rpartition(")")[2].split()[1]) == (pid or os.getpid()):
                     found.append(int(name))
     return found
+
+
+class Watched(bytearray):
+    """Bytes of which a weak reference tells whether they are still kept."""
+
+
+def watch_frames(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[weakref.ref[Watched]]:
+    """References to the request frames that `module` makes from now on."""
+    made: list[weakref.ref[Watched]] = []
+
+    def watched_frame(fn: str, kwargs: Mapping[str, Any]) -> Watched:
+        frame = Watched(request_frame(fn, kwargs))
+        made.append(weakref.ref(frame))
+        return frame
+
+    monkeypatch.setattr(module, "request_frame", watched_frame)
+    return made
 
 
 def descriptors() -> int:

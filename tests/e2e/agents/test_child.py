@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -13,11 +14,21 @@ from typing import Any
 
 import pytest
 
-from miles_ref.agents import AgentFunctionError, AgentSettings, InfraAbort, call_agent_function
+from miles_ref.agents import AgentFunctionError, AgentSettings, InfraAbort, call_agent_function, local
 from miles_ref.agents.local import LocalCall
 from miles_ref.errors import UsageError
 from tests.e2e.agents import odd
-from tests.e2e.agents.support import AGENTS, FORGED_FRAMES, Reports, children, descriptors, ends, lives
+from tests.e2e.agents.support import (
+    AGENTS,
+    FORGED_FRAMES,
+    ODD,
+    Reports,
+    children,
+    descriptors,
+    ends,
+    lives,
+    watch_frames,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -102,9 +113,6 @@ async def test_the_agent_s_own_errors(agent: str, kwargs: dict[str, Any], phase:
     assert (caught.value.phase, caught.value.type) == (phase, type)
     assert mentions in caught.value.message
     assert type in caught.value.traceback
-
-
-ODD = "tests.e2e.agents.odd:"
 
 
 async def test_a_module_that_is_not_there_is_an_import_error() -> None:
@@ -389,6 +397,74 @@ def test_the_group_ends_when_the_parent_is_killed(agent: str) -> None:
     assert all(ends(pid) for pid in group)
     if first.isdigit():
         assert ends(int(first))
+
+
+FORKING_PARENT = """
+import asyncio, os, signal, sys
+from miles_ref.agents import call_agent_function
+def fork(item):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(200)
+        while True:
+            signal.pause()
+    print(pid, flush=True)
+async def main():
+    await call_agent_function(sys.argv[1], mode="subproc", on_report=fork)
+asyncio.run(main())
+"""
+
+
+def test_the_group_ends_when_the_parent_is_killed_that_had_forked_during_the_call() -> None:
+    argv = [sys.executable, "-c", FORKING_PARENT, AGENTS + "stubborn"]
+    parent = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        forked = int(parent.stdout.readline())
+        try:
+            (child,) = set(children(parent.pid)) - {forked}
+            parent.kill()
+            assert ends(child)
+            assert lives(forked)
+        finally:
+            parent.kill()
+            os.kill(forked, signal.SIGKILL)
+
+
+def fork_keeps(descriptors: list[int]) -> bool:
+    """Whether a process that this one forks has the descriptors too."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for descriptor in descriptors:
+                os.fstat(descriptor)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("env", [{}, {"LARGE": "x" * 200_000}], ids=["ended", "no process could be made"])
+async def test_a_process_that_is_forked_after_a_call_keeps_its_descriptors(env: dict[str, str]) -> None:
+    with contextlib.suppress(InfraAbort):
+        await call_agent_function(AGENTS + "echo", mode="subproc", env=env)
+    # Of the lowest numbers, thus also those that the call had.
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+    try:
+        assert fork_keeps(opened)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+async def test_the_request_is_not_kept_once_the_child_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = watch_frames(monkeypatch, local)
+    reports = Reports()
+    running = asyncio.create_task(call("wait", reports.append))
+    await reports.reach(1)
+    gc.collect()
+    assert [frame() for frame in frames] == [None]
+    await cancelled(running)
 
 
 def test_the_guardian_thread_of_other_systems_ends_the_group_too() -> None:

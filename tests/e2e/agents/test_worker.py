@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import re
@@ -21,10 +22,12 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
+from miles_ref.agents import worker_server
 from miles_ref.agents.command import worker_group
 from miles_ref.agents.core import CoreSettings
-from miles_ref.agents.worker_server import ServerSettings, WorkerServer, running_worker
-from tests.e2e.agents.support import AGENTS, children, ends, exchange, worker_process
+from miles_ref.agents.submission import Order
+from miles_ref.agents.worker_server import WRITE_BYTES, ServerSettings, WorkerServer, running_worker
+from tests.e2e.agents.support import AGENTS, ODD, children, ends, exchange, watch_frames, worker_process
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,8 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def submit(http: aiohttp.ClientSession, url: str, call_id: str, agent: str, **kwargs: Any) -> None:
-    body = {"call_id": call_id, "fn": AGENTS + agent, "kwargs": kwargs, "scope": "10.0.0.1:30000"}
+    fn = agent if ":" in agent else AGENTS + agent
+    body = {"call_id": call_id, "fn": fn, "kwargs": kwargs, "scope": "10.0.0.1:30000"}
     async with http.post(f"{url}/calls", json=body) as reply:
         assert reply.status == 200
 
@@ -257,6 +261,88 @@ async def test_a_connection_serves_on_after_a_large_outcome(
         return replies
 
     assert await asyncio.to_thread(exchanges) == [(200, 1), (404, 0), (200, 1), (200, 0)]
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextlib.asynccontextmanager
+async def call_with_a_reply_under_way(http: aiohttp.ClientSession, url: str) -> AsyncIterator[socket.socket]:
+    """A call, and a client that has taken the first byte of a large reply and reads on only if told so."""
+    await submit(http, url, "c", ODD + "reports_much_then_waits", size=4 << 20)
+    try:
+        await listed(http, url, "c", lambda row: row["reports"] == 1)
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+            reader.sendall(b"GET /calls/c HTTP/1.1\r\nHost: x\r\n\r\n")
+            reader.setblocking(False)
+            await take(reader, 1)
+            yield reader
+    finally:
+        async with http.delete(f"{url}/calls/c") as reply:
+            assert reply.status in (200, 202)
+        await finish(http, url, "c")
+
+
+async def take(reader: socket.socket, size: int) -> None:
+    """Read that many bytes."""
+    while size > 0:
+        data = await asyncio.get_running_loop().sock_recv(reader, min(size, 1 << 16))
+        assert data
+        size -= len(data)
+
+
+async def test_a_client_that_does_not_read_its_reply_does_not_stop_the_orphan_timer(
+    worker_here: tuple[WorkerServer, str], http: aiohttp.ClientSession
+) -> None:
+    server, url = worker_here
+    clock = server.core.clock = Clock()
+    async with call_with_a_reply_under_way(http, url):
+        clock.now += 119.9
+        assert (await listed(http, url, "c"))["state"] == "running"
+        clock.now += 0.1
+        assert (await listed(http, url, "c"))["state"] != "running"
+        await finish(http, url, "c")
+        body = await poll(http, url, "c", after=1)
+    assert body["outcome"] == {"kind": "cancelled", "by": "orphan", "exit_status": -15}
+
+
+async def test_a_client_that_reads_its_reply_slowly_keeps_the_call(
+    worker_here: tuple[WorkerServer, str], http: aiohttp.ClientSession
+) -> None:
+    server, url = worker_here
+    clock = server.core.clock = Clock()
+    async with call_with_a_reply_under_way(http, url) as reader:
+        for _ in range(3):
+            clock.now += 100
+            await take(reader, 2 * WRITE_BYTES)
+        clock.now += 100
+        assert (await listed(http, url, "c"))["state"] == "running"
+        clock.now += 20
+        assert (await listed(http, url, "c"))["state"] != "running"
+
+
+async def test_neither_arguments_nor_values_are_kept_once_the_child_has_them(
+    worker_here: tuple[WorkerServer, str], http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url = worker_here
+    frames = watch_frames(monkeypatch, worker_server)
+    await submit(http, url, "c", "wait", prompt="p")
+    assert (await poll(http, url, "c"))["reports"] == ["started"]
+    gc.collect()
+    assert [frame() for frame in frames] == [None]
+    assert [order for order in gc.get_objects() if isinstance(order, Order)] == []
+    async with http.delete(f"{url}/calls/c") as reply:
+        assert reply.status == 202
+    await finish(http, url, "c")
 
 
 # --- the wire ---------------------------------------------------------------------------------------------------------

@@ -262,6 +262,28 @@ def test_a_held_poll_counts_as_polling_and_the_timer_starts_at_the_end_of_the_la
     assert worker.acts() == [Act(ActKind.TERMINATE, "a")]
 
 
+def test_a_client_that_still_takes_its_reply_starts_the_timer_again_unless_a_poll_is_held() -> None:
+    worker = Worker(orphan_timeout=120)
+    worker.running()
+    worker.later(100)
+    worker.core.polled("a")
+    worker.later(119.9)
+    assert worker.acts() == []
+    worker.core.begin_poll("a")
+    worker.core.polled("a")
+    worker.later(500)
+    assert worker.acts() == []
+    worker.core.end_poll("a")
+    worker.later(119.9)
+    assert worker.acts() == []
+    worker.later(0.1)
+    assert worker.acts() == [Act(ActKind.TERMINATE, "a")]
+    worker.core.polled("a")
+    worker.core.polled("forgotten meanwhile")
+    worker.later(0)
+    assert worker.acts() == []
+
+
 def test_a_finished_or_cancelled_call_is_no_orphan() -> None:
     worker = Worker(orphan_timeout=20, cancel_grace=1000)
     worker.finished("done")
@@ -360,6 +382,18 @@ def test_a_poll_with_cancel_is_a_delete() -> None:
     assert worker.acts() == [Act(ActKind.TERMINATE, "a")]
     assert code(worker.core.check_poll("unseen", 0, cancel=True)) == (410, "tombstone")
     assert code(worker.submit("unseen")) == (410, "tombstone")
+
+
+def test_a_poll_gets_what_its_check_saw_even_if_that_expires_in_between() -> None:
+    worker = Worker(outcome_ttl=600)
+    worker.finished(fetched=True)
+    worker.clock.now += 599.9
+    assert worker.core.check_poll("a", 0, cancel=False) is None
+    worker.clock.now += 0.2
+    reply = worker.core.poll("a", 0)
+    assert reply is not None
+    assert reply.outcome == b'{"kind":"ok","value":1}'
+    assert code(worker.core.check_poll("a", 0, cancel=False)) == (410, "expired")
 
 
 def test_a_report_wakes_those_who_wait() -> None:

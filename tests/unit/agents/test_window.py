@@ -147,20 +147,6 @@ async def test_a_result_that_is_here_is_none_that_an_abort_ended(monkeypatch: py
     assert await asyncio.wait_for(call._follow(ReadsLong(), ATTEMPT), 60) == outcome  # type: ignore[arg-type]
 
 
-async def test_a_result_that_came_with_the_abort_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    call, _ = await admitted(monkeypatch)
-    call._aborted.set()
-
-    async def received() -> str:
-        return "here"
-
-    task = asyncio.ensure_future(received())
-    await task
-    assert await call._unless_aborted(task, prefer_result=True) == "here"
-    with pytest.raises(_Aborted):
-        await call._unless_aborted(received())
-
-
 @pytest.mark.parametrize("error", [ValueError("mine"), asyncio.CancelledError()])
 def test_what_on_report_raises_does_not_end_the_call(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     def on_report(item: Any) -> None:
