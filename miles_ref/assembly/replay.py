@@ -73,7 +73,7 @@ def additional_rows(chain: Chain, tokens: int, settings: AssemblySettings) -> Ro
             end = _check_patch(record, covered)
             if record.routed_experts is not None and covered < needed:
                 patch = rule.rows(record.routed_experts, end - covered, settings.num_layers)
-                joined, topk = _extended(joined, patch.payload), patch.topk
+                joined, topk = Payload(patch.payload.to_bytes(), joined, joined.size), patch.topk
         except FieldError as error:
             raise AssemblyError(f"turn {turn}: {error}") from error
         covered = end
@@ -86,10 +86,6 @@ def _check_row(field: str, layers: int, topk: int) -> None:
     """Raise AssemblyError for a row beyond any memory: no array has such a shape, also where it has no rows."""
     if layers * max(topk, 1) * _ITEM > MAX_ARRAY_BYTES:
         raise AssemblyError(f"{field}: a row of {layers} layers and topk {topk} in int32 is beyond any memory")
-
-
-def _extended(joined: Payload, patch: Payload) -> Payload:
-    return Payload(patch.tail if patch.parent is None else patch.to_bytes(), joined, joined.size)
 
 
 def _check_patch(record: Record, covered: int) -> int:

@@ -87,13 +87,9 @@ def same(left: Any, right: Any) -> bool:
             if len(one) != len(other):
                 return False
             todo.extend(zip(one, other, strict=True))
-        elif isinstance(one, bool) != isinstance(other, bool) or _is_container(one, other) or one != other:
+        elif isinstance(one, bool) != isinstance(other, bool) or one != other:
             return False
     return True
-
-
-def _is_container(one: Any, other: Any) -> bool:
-    return isinstance(one, dict | list) or isinstance(other, dict | list)
 
 
 def _exact_scalar(item: Any) -> Any:

@@ -143,8 +143,6 @@ class Committer:
         data = reply.payloads.get(field)
         if data is None:
             return None
-        if field == "routed_experts" and self._settings.additional_r3:
-            return Payload(data)
         parent = turn.parent
         while parent is not None and getattr(parent.record, field) is None:
             parent = parent.parent

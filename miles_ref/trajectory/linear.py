@@ -37,7 +37,7 @@ class LinearTrajectory:
         """The last node, if any."""
         return self._path[-1:]
 
-    def attach(self, messages: MessageList, in_flight: int = 0) -> Attachment:
+    def attach(self, messages: MessageList, in_flight: int) -> Attachment:
         """Where the request goes on: after the last turn, or, as a retry, after the one before it.
 
         Raises MessageValidationError (400) for a request that leaves the conversation further back.

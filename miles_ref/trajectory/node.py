@@ -88,7 +88,7 @@ class Node:
             record = node.record
             for start, ids in ((record.start, record.output_ids), (record.shared, record.prompt_tail)):
                 if start < limit:
-                    parts.append(ids if start + len(ids) <= limit else ids[: limit - start])
+                    parts.append(ids[: limit - start])
                     limit = start
         parts.reverse()
         out = np.concatenate(parts)

@@ -52,7 +52,7 @@ class TreeTrajectory:
         """The nodes without children, in the order of their commits."""
         return [node for node in self._nodes if not self._children[node.seq]]
 
-    def attach(self, messages: MessageList, in_flight: int = 0) -> Attachment:
+    def attach(self, messages: MessageList, in_flight: int) -> Attachment:
         """Where the request goes on. `in_flight` turns are under way, each of which may become a node.
 
         Raises TruncatedGenerationError (409) where that node's generation was cut off, MessageValidationError (400)

@@ -153,6 +153,8 @@ def _converted_one_by_one(array: npt.NDArray[Any], dtype: np.dtype[Any], where: 
     converted = np.empty(len(array), dtype=dtype)
     for at, item in enumerate(array.tolist()):
         value = item.item() if isinstance(item, np.generic) else item
+        if isinstance(value, np.longdouble) and value == float(value):  # item() left it as it is
+            value = float(value)
         if type(value) not in (int, float):
             raise _refused(value, at, dtype, where)
         try:

@@ -164,6 +164,26 @@ def test_equal_values_are_joined_whatever_they_are(settings: AssemblySettings) -
         fold([turn(A, B, **same), turn(A + B + C, [97], **same | {"metadata": {"a": np.arange(3)}})], settings)
 
 
+def test_values_are_equal_though_each_turn_has_its_own(settings: AssemblySettings) -> None:
+    def own(value: Any) -> dict[str, Any]:
+        return {"label": [[1], [2, 3]], "metadata": {"shape": [[1], [2, 3]], "weights": value}}
+
+    turns = [turn(A, B, **own(np.arange(2))), turn(A + B + C, [97], **own(np.arange(2)))]
+    assert fold(turns, settings).label == [[1], [2, 3]]
+    for other in (None, [0, 2]):
+        with pytest.raises(AssemblyError, match=r"turn 1: metadata\.weights"):
+            fold([turns[0], turn(A + B + C, [97], **own(other))], settings)
+
+
+def test_a_turn_that_is_folded_alone_keeps_its_lists_as_they_are(settings: AssemblySettings) -> None:
+    alone = turn(A, B, teacher_log_probs=(-1.0, -2.0, -3.0, -4.0), metadata={"own": 1})
+    sample = fold([alone], settings)
+    assert sample.loss_mask is alone.loss_mask
+    assert sample.teacher_log_probs is alone.teacher_log_probs
+    assert sample.metadata == alone.metadata
+    assert sample.metadata is not alone.metadata
+
+
 def test_lifecycles_join_as_lists_or_objects_and_messages_are_the_last_turns(settings: AssemblySettings) -> None:
     turns = [
         turn(A, B, metadata={"lifecycle": [{"turn": 1}, {"turn": 2}], "messages": ["old"]}),
@@ -191,6 +211,15 @@ def test_rows_of_a_chain_agree_in_their_topk() -> None:
         RowRule("routed_experts", 1).rows(int32(12), 2, 3)
 
 
+@pytest.mark.parametrize(("layers", "topk"), [(2**61 - 1, 0), (2**61 - 1, 1), (2**60 - 1, 2)])
+def test_a_row_is_as_large_as_an_array_can_be(layers: int, topk: int) -> None:
+    rule = RowRule("routed_experts", topk)
+    assert rule.rows(int32(0), 0, layers).shape == (0, layers, topk)
+    assert np.empty((0, layers, max(topk, 1)), dtype=np.int32).shape[1] == layers
+    with pytest.raises(AssemblyError, match="beyond any memory"):
+        rule.rows(int32(0), 0, layers + 1)
+
+
 def test_additional_rows_are_joined_without_copying_the_patches(
     make_chain: MakeChain, settings: AssemblySettings
 ) -> None:
@@ -210,3 +239,14 @@ def test_additional_rows_are_joined_without_copying_the_patches(
     first, second = (chunk for chunk in rows.chunks() if len(chunk))
     assert first is patches[0].tail
     assert second is patches[1].tail
+
+
+def test_a_patch_may_share_its_beginning_with_other_bytes(make_chain: MakeChain, settings: AssemblySettings) -> None:
+    shared = Payload.of(int32(6).to_bytes(), int32(2))
+    assert len(shared.tail) == 4 * 4
+    chain = make_chain(
+        (A, B), (A + B + C, [97, 98]), routed_experts=[int32(7), shared], routed_experts_start=[0, 7], accumulated=None
+    )
+    rows = additional_rows(chain, 14, replace(settings, num_layers=1, routed_experts=True, additional_r3=True))
+    assert rows is not None
+    assert rows.array().ravel().tolist() == [*range(7), *range(6)]

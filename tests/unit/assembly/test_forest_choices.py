@@ -202,6 +202,18 @@ def test_the_story_of_a_dump_and_of_a_reply(samples: list[Sample], session: dict
     assert chosen[2].fate == "dropped: truncated away, or not picked"
 
 
+def test_the_story_says_where_the_default_picker_refuses_and_what_a_reply_shows_was_not_refused() -> None:
+    fates = {}
+    for end in (14, 15, 16):
+        spans = [*SPANS[:1], (8, end), *SPANS[2:]]
+        session = {"tree": tree(spans)}
+        fates[end] = tell(session)[1].fate
+        chosen = tell(session, drop_retries([leaf_sample(leaf, spans) for leaf in PATHS], session))
+        assert chosen[1].fate == "dropped: given up by a retry: its sibling #3 was committed later"
+    assert fates[14] == fates[15] == "dropped: given up by a retry: its sibling #3 was committed later"
+    assert fates[16] == f"{fates[15]}, but it is longer (16 tokens) than what follows (15): 422"
+
+
 def test_the_story_of_a_response_that_begins_inside_a_completion(session: dict[str, Any]) -> None:
     """As a merger of somebody else may leave it, which trains the end of a path only."""
     cut = leaf_sample(4)

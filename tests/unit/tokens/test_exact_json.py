@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miles_ref.tokens.exact_json import exact, parse_object, same
+from miles_ref.tokens.exact_json import Number, exact, parse_object, same
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -88,7 +89,7 @@ def test_neither_depth_nor_digits_stop_it() -> None:
 def test_values_convert_exactly() -> None:
     assert exact({"a": 10**5000}) == parse_object('{"a":1e5000}')
     assert exact({"a": 0.1}) == parse_object('{"a":1e-1}')
-    assert exact({"a": -0.0}) == parse_object('{"a":0}')
+    assert exact({"a": -0.0}) == parse_object('{"a":0}') == {"a": Number("", "", Decimal(0))}
     for bad in (float("nan"), float("inf"), object()):
         with pytest.raises(ValueError, match="is not JSON"):
             exact({"a": [bad]})

@@ -77,6 +77,13 @@ def test_a_tokenizer_without_the_familys_tokens_is_refused(chatml: HFTokenizer) 
         get_family("qwen3").bind(BytesTokenizer())
     assert get_family("default").bind(BytesTokenizer()).tail_ids == frozenset()
 
+    class OfNothing(Family):
+        name = "of-nothing"
+        tail_tokens = ("",)
+
+    with pytest.raises(UsageError, match=r"of-nothing.*encodes it to 0 ids \[\]"):
+        OfNothing().bind(chatml)
+
 
 def test_an_unknown_family_lists_the_choices() -> None:
     with pytest.raises(UsageError, match="default, glm47, nemotron3, qwen3, qwen35"):

@@ -312,6 +312,11 @@ def test_a_matcher_that_cannot_work_is_refused_at_once(plugin: ModuleType) -> No
             get_matcher(name)
 
 
+def test_a_function_that_does_not_say_what_it_takes_is_called_to_see() -> None:
+    with pytest.raises(MatcherError, match=r"^message matcher builtins\.dir raised TypeError: "):
+        get_matcher("builtins.dir")({}, {})
+
+
 def test_the_built_in_matchers_go_by_name() -> None:
     assert get_matcher("strict") is strict
     assert json.dumps(sorted(BUILT_IN)) == '["loose_tool_call", "role_content_only", "strict"]'

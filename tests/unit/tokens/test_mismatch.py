@@ -102,6 +102,12 @@ def test_the_same_count_in_another_pattern(chatml: HFTokenizer) -> None:
     assert found[0]["actual_text"].startswith("[<|im_start|>] (7 tokens) [<|im_end|>] [<|im_end|>] [<|im_end|>] (")
 
 
+def test_special_tokens_in_a_row_have_no_content_between_them_however_many_they_are(chatml: HFTokenizer) -> None:
+    (entry,) = report(chatml, "qwen3", [2] * 300, [USER, SAID])
+    assert entry["actual_text"] == " ".join(["[<|im_end|>]"] * 300)
+    assert entry["detail"] == "segment count differs: expected 7, got 300"
+
+
 def test_another_special_token(chatml: HFTokenizer) -> None:
     found = report(chatml, "qwen3", CHATML_TEXT.replace("<|im_end|>\n", "<|endoftext|>\n"), [USER, SAID])
     assert found == [
@@ -220,6 +226,21 @@ def test_a_tail_that_is_cut_off_a_content_is_not_counted(variant: Callable[..., 
     assert found == full_report(tokenizer, family, ids, messages, None, {})
     counted = "[<|im_start|>] (2 tokens) [<|im_start|>] (1 tokens)"
     assert (found[0]["expected_text"], found[0]["actual_text"]) == (f"{counted} [<|im_start|>] (1 tokens)", counted)
+
+
+def test_the_rest_of_a_content_is_not_counted_as_one(variant: Callable[..., HFTokenizer]) -> None:
+    """A prompt's tail may begin inside a content: the ids there are not those of its text on its own."""
+    tokenizer = variant(template="{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}")
+    ids = np.array(tokenizer.encode("<|im_start|>?'s<|im_start|>b"))
+    snapshot = tokenizer.encode("<|im_start|>?")
+    tail = ids[len(snapshot) :]
+    assert (ids[: len(snapshot)].tolist(), len(tail), len(tokenizer.encode("'s"))) == (snapshot, 4, 1)
+    first = SegmentIndex.extend(None, 0, ids[: len(snapshot)], tokenizer)
+    index = SegmentIndex.extend(first, len(snapshot), tail, tokenizer, encoded=len(tail))
+    messages = [{"role": "user", "content": content} for content in ("?'s", "'s", "b")]
+    found = incremental_report(index, tokenizer, Family(), ids, messages, None, {})
+    assert found == full_report(tokenizer, Family(), ids, messages, None, {})
+    assert found[0]["expected_text"] == "[<|im_start|>] (3 tokens) [<|im_start|>] (1 tokens) [<|im_start|>] (1 tokens)"
 
 
 def test_counts_of_what_was_encoded_are_remembered(chatml: HFTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,9 @@ def test_the_dummy_conversation_is_what_the_contract_says(variant: Callable[...,
         assert "tool_calls" not in json.loads(extended(renderer, "", empty, [TOOL]))[1]
 
 
-def test_a_template_that_rewrites_earlier_messages_is_refused(variant: Callable[..., HFTokenizer]) -> None:
-    renderer = Renderer(variant(template="{{ messages | length }} messages"), Family())
+@pytest.mark.parametrize("count", ["messages | length", "9 - messages | length"])
+def test_a_template_that_rewrites_earlier_messages_is_refused(variant: Callable[..., HFTokenizer], count: str) -> None:
+    renderer = Renderer(variant(template=f"{{{{ {count} }}}} messages"), Family())
     with pytest.raises(MessageValidationError, match=r"does not append.*character 0 of 10"):
         renderer.extend(np.array([1]), ASSISTANT, [TOOL], None, {})
 
@@ -322,6 +323,6 @@ def test_a_family_that_cannot_render_a_carried_assistant_again(chatml: HFTokeniz
     ids = np.array([1], dtype=np.int64)
     with pytest.raises(MessageValidationError, match=r"message 1 .*user message 3.*stub"):
         renderer.splice(ids, [USER], [USER, ASSISTANT, TOOL, USER], None, {})
-    for fine in ([USER, ASSISTANT, TOOL], [USER, USER, ASSISTANT]):
+    for fine in ([USER, ASSISTANT, TOOL], [USER, USER, ASSISTANT], [USER, TOOL, USER, ASSISTANT]):
         renderer.splice(ids, [USER], fine, None, {})
     renderer.splice(ids, [USER, ASSISTANT], [USER, ASSISTANT, USER], None, {})

@@ -64,8 +64,13 @@ def test_a_folder_keeps_special_tokens_both_ways(chatml: HFTokenizer) -> None:
 def test_decoding_ids_that_do_not_exist(chatml: HFTokenizer) -> None:
     letter = chatml.encode("A")
     assert chatml.decode([5000, *letter]) == "A"
-    for bad in ([-1], [2**40]):
-        with pytest.raises(TokenizationError, match="cannot decode 1 ids"):
+    for bad, shown in (
+        ([-1], r"1 ids \[-1\]"),
+        ([2**40], r"1 ids \[1099511627776\]"),
+        ([-1] * 8, r"8 ids \[-1(, -1){7}\]"),
+        ([-1] * 9, r"9 ids \[-1(, -1){7}\]\.\.\."),
+    ):
+        with pytest.raises(TokenizationError, match=f"cannot decode {shown}: "):
             chatml.decode(bad)
 
 
@@ -132,10 +137,11 @@ def test_the_installed_transformers_allows_the_direct_call(
     assert render(tokenizer, [{"role": "user"}]) == "1<|im_end|>"
 
 
+@pytest.mark.parametrize("shown", [dict, lambda message: {"zone": "written first", **message}])
 def test_another_preparation_by_transformers_is_not_bypassed(
-    variant: Callable[..., HFTokenizer], monkeypatch: pytest.MonkeyPatch
+    variant: Callable[..., HFTokenizer], monkeypatch: pytest.MonkeyPatch, shown: Callable[[Any], dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr(tokenizer_module, "_as_transformers_shows", dict)
+    monkeypatch.setattr(tokenizer_module, "_as_transformers_shows", shown)
     tokenizer = variant(template="{{ messages | tojson }}")
     assert render(tokenizer, [{"role": "user", "name": None}]) == '[{"role": "user"}]'
 
@@ -192,16 +198,21 @@ def _first_special(**flags: bool) -> Callable[[dict[str, Any]], None]:
         lambda state: state.update(pre_tokenizer=None),
         lambda state: state.update(decoder=None),
         lambda state: state["added_tokens"][3].update(content="caf\u00e9"),
+        lambda state: state["added_tokens"][3].update(content="\u0120x"),  # decodes to " x"
         _first_special(lstrip=True),
         _first_special(rstrip=True),
         _first_special(single_word=True),
         _first_special(normalized=True),
     ],
 )
-def test_a_tokenizer_that_may_change_a_text_has_no_pieces(
+def test_a_tokenizer_that_may_change_a_text_has_no_pieces_and_is_left_to_the_library(
     variant: Callable[..., HFTokenizer], change: Callable[[dict[str, Any]], None]
 ) -> None:
-    assert variant(change).pieces is None
+    tokenizer = variant(change)
+    assert tokenizer.pieces is None
+    ids = tokenizer.encode("Two <|im_start|> words")
+    assert ids == tokenizer._backend.encode("Two <|im_start|> words", add_special_tokens=False).ids
+    assert tokenizer.decode(ids) == tokenizer._backend.decode(ids, skip_special_tokens=False)
 
 
 def test_loading_a_folder_does_not_import_torch() -> None:

@@ -21,6 +21,7 @@ def test_a_conversation_goes_on(toys: Any) -> None:
     messages = talk(toys, session, 3)
     path = session.trajectory.path()
     assert [node.parent for node in path] == [None, path[0], path[1]]
+    assert [node.seq for node in path] == [0, 1, 2]
     assert path[2].stored_messages() == messages
     assert session.settings.decode(path[2].tokens()) == (
         "<|begin|>user:u0<|end|><|begin|>assistant:a0<|end|>"
@@ -80,13 +81,14 @@ def test_a_retry_of_the_first_turn_begins_anew(toys: Any) -> None:
     assert session.trajectory.path() == [node]
 
 
-@pytest.mark.parametrize("kept", [0, 1, 2, 3])
-def test_going_back_over_two_turns_is_refused(toys: Any, kept: int) -> None:
+@pytest.mark.parametrize(("kept", "dropped"), [(0, 3), (1, 3), (2, 2), (3, 2)])
+def test_going_back_over_two_turns_is_refused(toys: Any, kept: int, dropped: int) -> None:
     session = toys.Session()
     messages = talk(toys, session, 3)
     with pytest.raises(MessageValidationError) as caught:
         session.turn([*messages[:kept], toys.user("other")])
     assert f"message {kept} differs" in str(caught.value)
+    assert f"would drop {dropped} generated turns" in str(caught.value)
 
 
 def test_a_request_that_ends_too_early_is_refused(toys: Any) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from miles_ref.errors import GenerationAbortedError, UpstreamResponseError
+from miles_ref.trajectory import raw_json
+from miles_ref.trajectory import reply as reply_module
 from miles_ref.trajectory.reply import read_reply
 
 
@@ -34,6 +36,23 @@ def test_payloads_are_decoded_and_put_back(toys: Any) -> None:
     meta = body["choices"][0]["meta_info"]
     del meta["routed_experts"], meta["indexer_topk"]
     assert client == body
+
+
+@pytest.mark.parametrize("other", [None, "QU\\/D", "QUJD"])
+def test_long_payload_texts_are_taken_out_before_a_reply_is_parsed(
+    toys: Any, monkeypatch: pytest.MonkeyPatch, other: str | None
+) -> None:
+    parsed: list[bytes] = []
+
+    def parse(text: Any) -> Any:
+        parsed.append(bytes(memoryview(text)))
+        return raw_json.parse(text)
+
+    monkeypatch.setattr(reply_module, "parse", parse)
+    body = json.dumps(toys.reply("a", routed_experts=other, indexer_topk="Um93" * 100)).replace("\\\\/", "\\/")
+    assert read_reply(body.encode()).payloads["indexer_topk"] == b"Row" * 100
+    assert parsed
+    assert not any(b"Um93" in text for text in parsed)
 
 
 @pytest.mark.parametrize("place", ["top", "other choice", "message", "nested", "nested before the payload"])
@@ -83,8 +102,10 @@ def test_a_payload_of_any_size_is_taken_unless_its_end_has_stray_bits(
     letters = text.rstrip("=")
     if len(letters) < len(text):
         # A last letter of A, Q, g or w says nothing of the byte that is not there; the next one does.
-        stray = letters[:-1] + chr(ord(letters[-1]) + 1) + "=" * (len(text) - len(letters))
-        assert "stray bits" in read(stray).refused_payloads["indexer_topk"]
+        # So does "/", which stands before them in ASCII.
+        for stray in (chr(ord(letters[-1]) + 1), "/"):
+            read_stray = read(letters[:-1] + stray + "=" * (len(text) - len(letters)))
+            assert "stray bits" in read_stray.refused_payloads["indexer_topk"]
 
 
 def test_beside_a_payload_that_is_none_numbers_keep_their_spelling(toys: Any) -> None:

@@ -49,6 +49,13 @@ def test_what_is_no_request_is_refused(body: bytes) -> None:
     assert caught.value.status_code == 400
 
 
+@pytest.mark.parametrize("messages", ['"%s"', '["%s"]'])
+def test_what_is_no_message_is_shown_in_part(messages: str) -> None:
+    body = b'{"messages": %s}' % (messages % ("x" * 200)).encode()
+    with pytest.raises(MessageValidationError, match=r'not "x{99}$'):
+        len(ChatRequest(body).messages)
+
+
 @pytest.mark.parametrize("n", [None, 1])
 def test_one_choice_may_be_asked_for(n: int | None) -> None:
     assert ChatRequest(json.dumps({"messages": MESSAGES, "n": n}).encode()).members["n"] == json.dumps(n).encode()

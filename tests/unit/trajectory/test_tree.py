@@ -50,6 +50,12 @@ def test_a_branch_leaves_in_mid_path(toys: Any) -> None:
     assert session.trajectory.path() == [root, branch]
 
 
+def test_a_long_path_is_gone_on_from(toys: Any) -> None:
+    session = toys.Session("v2")
+    root = session.say([toys.user(str(at)) for at in range(300)], "a")
+    assert session.turn([*root.stored_messages(), toys.user("v")]).parent is root
+
+
 def test_the_reply_to_a_path_that_was_sent_again_is_matched_too(toys: Any) -> None:
     session = toys.Session("v2")
     root = session.say([toys.user("u")], "a")
@@ -132,6 +138,12 @@ class TestAppendOnly:
             MessageValidationError, match=f"0 messages matched, best overlap {overlap}, request length 1"
         ):
             session.turn([toys.user(content)])
+
+    def test_messages_behind_one_that_differs_are_no_overlap(self, toys: Any) -> None:
+        session = toys.Session("v2", strict_append_only=True)
+        session.say([toys.user("u"), toys.user("v")], "a")
+        with pytest.raises(MessageValidationError, match="0 messages matched, best overlap 0, request length 2"):
+            session.turn([toys.user("v"), toys.user("w")])
 
     def test_a_sibling_is_refused(self, toys: Any) -> None:
         session = toys.Session("v2", strict_append_only=True)

@@ -116,6 +116,23 @@ def test_an_array_wins_over_no_conversion_only_where_no_value_changes(sample: Ma
         encode(sample(rollout_log_probs=np.array([2**53 + 1, 0])))
 
 
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant <= np.finfo(np.float64).nmant, reason="no float wider than float64")
+def test_a_wider_float_is_written_where_float64_holds_it(sample: MakeSample) -> None:
+    wide = np.array([-0.5, -math.inf], dtype=np.longdouble)
+    assert rewritten(sample(rollout_log_probs=wide)).rollout_log_probs == [-0.5, -math.inf]
+    assert encode(sample(loss_mask=np.ones(2, dtype=np.longdouble))) == encode(sample())
+    third, beyond = np.longdouble(1) / 3, -(np.longdouble(10) ** 400)
+    for field, value in (
+        ("loss_mask", third),
+        ("rollout_log_probs", -third),
+        ("rollout_log_probs", beyond),
+        ("rollout_log_probs", np.nan),
+        ("tokens", 2**63),
+    ):
+        with pytest.raises(EncodeError, match=rf"sample 0: {field}\[1\] is "):
+            encode(sample(**{field: np.array([0, value], dtype=np.longdouble)}))
+
+
 def test_minus_infinity_is_a_log_prob(sample: MakeSample) -> None:
     assert rewritten(sample(rollout_log_probs=[-math.inf, 0])).rollout_log_probs == [-math.inf, 0.0]
 
