@@ -20,6 +20,10 @@ class InfraAbort(Exception):
     `exit_status` is the child's exit code, minus the number of the signal that ended it, or None if it has none.
     """
 
+    # For an agent's subclass that does not call __init__.
+    reason: str = "InfraAbort"
+    exit_status: int | None = None
+
     def __init__(self, reason: str, exit_status: int | None = None) -> None:
         super().__init__(reason, exit_status)
         self.reason = reason

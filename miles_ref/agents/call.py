@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from miles_ref.agents.client import Content, WorkerCall, deliver
 from miles_ref.agents.environment import child_environment, sendable, travelling_environment
 from miles_ref.agents.functions import function_path, resolve
 from miles_ref.agents.local import LocalCall
-from miles_ref.agents.settings import AgentSettings, Mode, read_token
+from miles_ref.agents.settings import AgentSettings, Mode, check_mode, read_token
 from miles_ref.errors import UsageError
 
 logger = logging.getLogger("miles_ref.agents")
@@ -46,17 +47,13 @@ async def call_agent_function(
     """
     settings = settings or AgentSettings()
     arguments = dict(kwargs or {})
-    if mode in (Mode.SUBPROC, Mode.WORKER):
-        check_json(arguments)
-    match mode:
-        case Mode.INLINE:
-            return await _inline(fn, arguments, on_report, env)
-        case Mode.SUBPROC:
-            return settle(await _subproc(fn, arguments, on_report, env, settings))
-        case Mode.WORKER:
-            return settle(await _worker(fn, arguments, on_report, scope, env, settings))
-        case _:
-            raise UsageError(f"--custom-agent-function-mode {mode!r} is unknown: choose inline, subproc or worker")
+    check_mode(mode, settings)
+    if mode == Mode.INLINE:
+        return await _inline(fn, arguments, on_report, env)
+    check_json(arguments)
+    if mode == Mode.SUBPROC:
+        return settle(await _subproc(fn, arguments, on_report, env, settings))
+    return settle(await _worker(fn, arguments, on_report, scope, env, settings))
 
 
 def settle(outcome: Mapping[str, Any]) -> Any:
@@ -83,8 +80,15 @@ async def _inline(
     if env:
         raise UsageError("an inline agent runs in this process, whose environment is no call's: use mode subproc")
     function = resolve(function_path(fn)) if isinstance(fn, str) else fn
+    task = asyncio.current_task()
+    cancels = 0 if task is None else task.cancelling()
     with reporting_to(lambda item: deliver(on_report, json.loads(item))):
-        return await function(**kwargs)
+        try:
+            return await function(**kwargs)
+        finally:
+            # As in a child: a cancel counts, whatever the agent made of it.
+            if task is not None and task.cancelling() > cancels:
+                raise asyncio.CancelledError
 
 
 async def _subproc(
@@ -107,8 +111,6 @@ async def _worker(
     env: Mapping[str, str] | None,
     settings: AgentSettings,
 ) -> dict[str, Any]:
-    if not settings.worker_urls:
-        raise UsageError("mode worker needs --custom-agent-function-worker-url")
     if scope == "":
         raise UsageError("the scope of a worker call must not be an empty string; None is no scope")
     content = Content(function_path(fn), kwargs, _worker_environment(env, settings), scope)

@@ -56,21 +56,26 @@ class AgentSettings:
         return min(self.poll_wait, self.window / 2)
 
 
+def check_mode(mode: str, settings: AgentSettings) -> None:
+    """Raise UsageError for an unknown mode, and for mode worker without a URL."""
+    if mode not in list(Mode):
+        raise UsageError(f"--custom-agent-function-mode {mode!r} is unknown: choose inline, subproc or worker")
+    if mode == Mode.WORKER and not settings.worker_urls:
+        raise UsageError(
+            "--custom-agent-function-mode worker needs --custom-agent-function-worker-url: the URL that "
+            "`python -m miles_ref.worker` prints"
+        )
+
+
 def check_agent_call(mode: str, settings: AgentSettings, base_url: str) -> None:
     """Refuse settings with which no call can work, before a session is opened (agents.md, The caller's side).
 
     Raises UsageError: an unknown mode; mode worker without a URL, without the token file that it names, or with a
     worker on another host and a `base_url` that only this host can reach.
     """
-    if mode not in list(Mode):
-        raise UsageError(f"--custom-agent-function-mode {mode!r} is unknown: choose inline, subproc or worker")
+    check_mode(mode, settings)
     if mode != Mode.WORKER:
         return
-    if not settings.worker_urls:
-        raise UsageError(
-            "--custom-agent-function-mode worker needs --custom-agent-function-worker-url: the URL that "
-            "`python -m miles_ref.worker` prints"
-        )
     read_token(settings)
     if not _is_loopback_url(base_url):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
+import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
@@ -74,7 +74,7 @@ async def _run_agent(
     kwargs = {
         "base_url": tracer.base_url,
         "prompt": copy.deepcopy(sample.prompt),
-        "request_kwargs": request_kwargs(sampling_params),
+        "request_kwargs": copy.deepcopy(request_kwargs(sampling_params)),
         "metadata": agent_input_metadata(tracer, settings, sample),
     }
     # Inline, whatever is raised is the agent's, who runs here; elsewhere its errors come as AgentFunctionError, and all
@@ -95,7 +95,7 @@ async def _run_agent(
         _log_failure(tracer)
         return None
     try:
-        return _checked(returned)
+        return _checked(returned, settings.version)
     except (TypeError, ValueError):
         _log_failure(tracer)
         return None
@@ -108,19 +108,19 @@ def _log_failure(tracer: OpenAIEndpointTracer) -> None:
 def agent_input_metadata(tracer: OpenAIEndpointTracer, settings: DriverSettings, sample: Any) -> dict[str, Any]:
     """The metadata that the agent gets: the input's, and three keys that do not go into samples."""
     return {
-        **copy.deepcopy(sample.metadata),
+        **copy.deepcopy(sample.metadata or {}),
         "max_seq_len": settings.max_seq_len,
         "session_server_id": tracer.session_server_id,
         "session_server_instance_id": settings.session_server_instance_id,
     }
 
 
-def _checked(returned: object) -> dict[str, Any] | None:
+def _checked(returned: object, version: Version) -> dict[str, Any] | None:
     if returned is None:
         return None
     if not isinstance(returned, dict):
         raise TypeError(f"an agent function returns a dict or None, not {type(returned).__name__}")
-    strict_json(returned)
+    strict_json({"metadata": returned} if version == "v2" else returned)  # v2 sends it in an object
     json.dumps(returned, ensure_ascii=False).encode()  # refuses lone surrogates, as every server does
     return returned
 
@@ -138,8 +138,8 @@ def finish_samples(
         raise DecodeError(f"a v1 session gives one sample, the reply holds {len(reply.samples)}")
     samples = reply.samples or [_aborted(sample)]
     if version == "v1":
-        samples[0].metadata.update(copy.deepcopy(dict(agent_metadata or {})))
-        samples[0].metadata.update(reply.session_metadata)
+        own = copy.deepcopy(dict(agent_metadata or {}))
+        samples[0].metadata = {**(samples[0].metadata or {}), **own, **reply.session_metadata}
     if len(samples) > 1:
         _share_rollout_id(samples, sample)
     seconds = _tool_time(agent_metadata)
@@ -165,8 +165,8 @@ def _tool_time(agent_metadata: Mapping[str, Any] | None) -> float | None:
     seconds = metrics.get("total_tool_time") if isinstance(metrics, Mapping) else None
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        logger.warning("agent_metrics.total_tool_time is %r, not a number of seconds: it is ignored", seconds)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not abs(seconds) <= sys.float_info.max:
+        logger.warning("agent_metrics.total_tool_time is %.80r, not a number of seconds: it is ignored", seconds)
         return None
     return float(seconds)
 
@@ -182,6 +182,7 @@ def _aborted(sample: Any) -> Any:
 def _infra_aborted(sample: Any, failure: InfraAbort) -> Any:
     aborted = _aborted(sample)
     aborted.remove_sample = True
-    aborted.metadata["infra_abort"] = {"reason": failure.reason, "exit_status": failure.exit_status}
+    said = {"reason": failure.reason, "exit_status": failure.exit_status}
+    aborted.metadata = {**(aborted.metadata or {}), "infra_abort": said}
     logger.warning("the sample is aborted by the infrastructure: %s", failure)
     return aborted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import logging
@@ -53,7 +54,9 @@ async def _agents_own_abort(args: Any) -> None:
         pending = own(args)
         if inspect.isawaitable(pending):
             await pending
-    except SystemExit as error:  # The agent module's code must not end the driver.
+    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # such as SystemExit: the agent module's code must not end the driver
         raise RuntimeError(f"the agent module's own abort raised {described(error)}") from error
 
 

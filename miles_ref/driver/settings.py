@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import threading
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -63,8 +63,10 @@ class DriverSettings:
             raise UsageError(f"use_session_server is {self.version!r}: the session server speaks v1 or v2")
         for name in ("create_timeout", "collect_timeout", "delete_timeout"):
             seconds = getattr(self, name)
-            if not (isinstance(seconds, int | float) and seconds > 0 and math.isfinite(seconds)):
-                raise UsageError(f"session_{name} is {seconds!r}: give a positive number of seconds")
+            if not (isinstance(seconds, int | float) and 0 < seconds <= threading.TIMEOUT_MAX):
+                raise UsageError(f"session_{name} is {seconds!r:.80}: give a positive number of seconds")
+        if self.scope == "":
+            raise UsageError("scope is an empty string: give the router's ip:port, or None for no scope")
         limit = self.max_seq_len
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise UsageError(f"max_seq_len is {limit!r}: give a positive number of tokens, or None for no limit")
@@ -75,22 +77,24 @@ class DriverSettings:
         if isinstance(args, DriverSettings):
             return args
 
-        def read(name: str, default: Any = None) -> Any:
-            value = getattr(args, name, None)
-            return default if value is None else value
+        def read(name: str) -> Any:
+            return getattr(args, name, None)
 
+        version = read("use_session_server")
         return cls(
             session_servers=_addresses(read("session_server_ip"), read("session_server_port")),
-            version=_version(read("use_session_server", "v1")),
-            session_server_instance_id=read("session_server_instance_id"),
             scope=rollout_scope(args),
-            max_seq_len=read("max_seq_len"),
             agent_function=agent_function(args),
-            agent_mode=read("custom_agent_function_mode", "inline"),
             agent=_agent_settings(read),
-            create_timeout=read("session_create_timeout", 30.0),
-            collect_timeout=read("session_collect_timeout", 120.0),
-            delete_timeout=read("session_delete_timeout", 30.0),
+            **_given(
+                version="v1" if version is True else version,
+                session_server_instance_id=read("session_server_instance_id"),
+                max_seq_len=read("max_seq_len"),
+                agent_mode=read("custom_agent_function_mode"),
+                create_timeout=read("session_create_timeout"),
+                collect_timeout=read("session_collect_timeout"),
+                delete_timeout=read("session_delete_timeout"),
+            ),
         )
 
     def checked_agent_function(self) -> str | AgentFunction:
@@ -120,17 +124,25 @@ def _addresses(ip: str | None, ports: Any) -> tuple[str, ...]:
     return tuple(host_and_port(ip, port) for port in several)
 
 
-def _agent_settings(read: Callable[..., Any]) -> AgentSettings:
-    settings = AgentSettings(worker_urls=_several(read("custom_agent_function_worker_url", ())))
-    patterns, token_file = read("custom_agent_function_worker_env"), read("custom_agent_function_worker_token_file")
-    if patterns is not None:
-        settings = replace(settings, worker_env=_several(patterns))
-    if token_file is not None:
-        settings = replace(settings, worker_token_file=Path(token_file))
-    return settings
+def _given(**values: Any) -> dict[str, Any]:
+    """Those that are not None: the class has the others' defaults."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _several(value: str | Sequence[str]) -> tuple[str, ...]:
+def _agent_settings(read: Callable[[str], Any]) -> AgentSettings:
+    token_file = read("custom_agent_function_worker_token_file")
+    return AgentSettings(
+        **_given(
+            worker_urls=_several(read("custom_agent_function_worker_url")),
+            worker_env=_several(read("custom_agent_function_worker_env")),
+            worker_token_file=None if token_file is None else Path(token_file),
+        )
+    )
+
+
+def _several(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
     items = value.split(",") if isinstance(value, str) else value
     return tuple(item.strip() for item in items if item.strip())
 
@@ -148,7 +160,3 @@ def agent_function(args: Any) -> str | AgentFunction | None:
     if isinstance(args, DriverSettings):
         return args.agent_function
     return cast(str | AgentFunction | None, getattr(args, "custom_agent_function_path", None))
-
-
-def _version(value: Any) -> Version:
-    return "v1" if value is True else cast(Version, value)

@@ -7,9 +7,9 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 
@@ -20,7 +20,9 @@ from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, SamplesRep
 from miles_ref.wire import decode_samples_and_merge_input_sample as decode_and_merge
 
 logger = logging.getLogger("miles_ref.driver")
+T = TypeVar("T")
 _turns = itertools.count()
+_running: set[asyncio.Task[Any]] = set()
 _QUOTED = 2000  # characters of a reply that an error quotes
 
 
@@ -83,16 +85,28 @@ class OpenAIEndpointTracer:
     async def create(cls, args: Any) -> Self:
         """Pick an instance, in turn, and open a session there. `args`: see DriverSettings.
 
-        Raises SessionServerError, TimeoutError or aiohttp.ClientError where there is no new session.
+        Raises SessionServerError, TimeoutError or aiohttp.ClientError where there is no new session. A session that
+        the server opens all the same, for a caller that was cancelled or gave up, is ended.
         """
         settings = DriverSettings.of(args)
         address = settings.session_servers[next(_turns) % len(settings.session_servers)]
+        opening = _kept(cls._open(settings, address))
+        try:
+            await asyncio.wait({opening}, timeout=settings.create_timeout)
+            if not opening.done():
+                raise TimeoutError(
+                    f"POST http://{address}/sessions had no complete answer after {settings.create_timeout:g} s; "
+                    "session_create_timeout sets this limit"
+                )
+            return opening.result()
+        except BaseException:
+            _kept(_ended_unused(opening, settings.delete_timeout))
+            raise
+
+    @classmethod
+    async def _open(cls, settings: DriverSettings, address: str) -> Self:
         url = f"http://{address}/sessions"
-        async with (
-            _client() as client,
-            asyncio.timeout(settings.create_timeout),
-            client.post(url, allow_redirects=False) as response,
-        ):
+        async with _client() as client, client.post(url, allow_redirects=False) as response:
             body = await _body_of_2xx(response)
         try:
             session_id = json.loads(body)["session_id"]
@@ -151,12 +165,18 @@ class OpenAIEndpointTracer:
         async with (
             _client() as client,
             asyncio.timeout(self.settings.collect_timeout),
-            client.get(self.base_url) as response,
+            client.get(self.base_url, allow_redirects=False) as response,
         ):
             return await _body_of_2xx(response)
 
     async def delete(self) -> None:
-        """End the session. A failure is logged, not raised: the server drops what nobody uses (--session-ttl)."""
+        """End the session. A failure is logged, not raised: the server drops what nobody uses (--session-ttl).
+
+        If the caller is cancelled, the request goes on without it.
+        """
+        await asyncio.shield(_kept(self._delete()))
+
+    async def _delete(self) -> None:
         try:
             async with (
                 _client() as client,
@@ -166,6 +186,23 @@ class OpenAIEndpointTracer:
                 await _body_of_2xx(response)
         except Exception as error:
             logger.warning("session %s stays open: DELETE failed: %s", self.base_url, str(error) or repr(error))
+
+
+async def _ended_unused(opening: asyncio.Task[OpenAIEndpointTracer], seconds: float) -> None:
+    """End the session that `opening` may still give within `seconds`: nobody waits for it any more."""
+    try:
+        tracer = await asyncio.wait_for(opening, seconds)
+    except Exception:  # there is none
+        return
+    await tracer.delete()
+
+
+def _kept(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task of its own that goes on whatever becomes of its caller; the loop alone would not hold it."""
+    task = asyncio.get_running_loop().create_task(work)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return task
 
 
 @contextlib.asynccontextmanager

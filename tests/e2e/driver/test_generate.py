@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import logging
@@ -58,15 +59,16 @@ async def test_what_the_agent_gets(server: ScriptedSessionServer) -> None:
         seen.update(copy.deepcopy(kwargs))
         kwargs["metadata"]["task"]["x"] = 2
         kwargs["prompt"].append("more")
+        kwargs["request_kwargs"]["stop"].append("b")
 
     sample = Sample(prompt=[{"role": "user", "content": "hi"}], metadata={"task": {"x": 1}})
-    samples = await run(
-        server, agent, sample, {"max_new_tokens": 5, "top_p": None}, max_seq_len=99, session_server_instance_id="i-1"
-    )
+    params = {"max_new_tokens": 5, "top_p": None, "stop": ["a"]}
+    samples = await run(server, agent, sample, params, max_seq_len=99, session_server_instance_id="i-1")
+    assert params["stop"] == ["a"]
     assert seen == {
         "base_url": f"http://127.0.0.1:{server.port}/sessions/abc",
         "prompt": [{"role": "user", "content": "hi"}],
-        "request_kwargs": {"max_tokens": 5},
+        "request_kwargs": {"max_tokens": 5, "stop": ["a"]},
         "metadata": {
             "task": {"x": 1},
             "max_seq_len": 99,
@@ -240,7 +242,16 @@ async def test_tool_time_becomes_non_generation_time(server: ScriptedSessionServ
 
 
 @pytest.mark.parametrize(
-    "metrics", [None, [], {}, {"total_tool_time": None}, {"total_tool_time": True}, {"total_tool_time": "1"}]
+    "metrics",
+    [
+        None,
+        [],
+        {},
+        {"total_tool_time": None},
+        {"total_tool_time": True},
+        {"total_tool_time": "1"},
+        {"total_tool_time": 10**400},
+    ],
 )
 async def test_tool_time_that_is_no_number_is_ignored(server: ScriptedSessionServer, metrics: Any) -> None:
     [sample] = await run(server, returning({"agent_metrics": metrics}))
@@ -289,6 +300,69 @@ async def test_a_cancelled_agent_is_not_collected(server: ScriptedSessionServer)
         await task
     assert cleaned_up == [True]
     assert server.calls == DELETED
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+async def test_a_cancel_counts_whatever_an_inline_agent_makes_of_it(server: ScriptedSessionServer, ends: str) -> None:
+    started = asyncio.Event()
+
+    async def agent(**kwargs: Any) -> Any:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if ends == "raises":
+                raise RuntimeError("mine") from None
+        return {"swallowed": True}
+
+    task = asyncio.create_task(run(server, agent))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert server.calls == DELETED
+
+
+async def test_an_inline_agents_own_time_limit_is_its_own(server: ScriptedSessionServer) -> None:
+    async def agent(**kwargs: Any) -> Any:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        return {"gave": "up"}
+
+    [sample] = await run(server, agent)
+    assert sample.metadata == {"gave": "up"}
+
+
+@pytest.mark.parametrize(("levels", "sent"), [(199, True), (200, False)])
+async def test_v2_metadata_fits_the_request_that_carries_it(
+    server: ScriptedSessionServer, levels: int, sent: bool
+) -> None:
+    """A body has at most 200 levels, and is one of them."""
+    value: Any = 1
+    for _ in range(levels - 1):
+        value = [value]
+    server.samples = answer(payload(assembled(), version="v2"))
+    await run(server, returning({"x": value}), version="v2")
+    assert (json.loads(server.bodies[1])["metadata"] is not None) is sent
+    assert server.calls == COLLECTED
+
+
+@pytest.mark.parametrize("agent", [returning({"a": 1}), raising(InfraAbort("WorkerLost"))])
+async def test_an_input_without_metadata(server: ScriptedSessionServer, agent: Any) -> None:
+    server.samples = answer(payload(empty_reason="no_records"))
+    [sample] = await run(server, agent, Sample(metadata=None))  # type: ignore[arg-type]
+    assert sample.status is Status.ABORTED
+    assert set(sample.metadata) & {"a", "infra_abort"}
+
+
+async def test_an_infra_abort_that_lacks_what_its_class_sets(server: ScriptedSessionServer) -> None:
+    class Mine(InfraAbort):
+        def __init__(self) -> None:
+            Exception.__init__(self, "the sandbox is gone")
+
+    [sample] = await run(server, raising(Mine()))
+    assert sample.metadata["infra_abort"] == {"reason": "InfraAbort", "exit_status": None}
 
 
 async def test_a_cancelled_collect_is_only_deleted(server: ScriptedSessionServer) -> None:

@@ -171,6 +171,60 @@ async def test_the_deletes_timeout_is_its_own(server: ScriptedSessionServer) -> 
     assert server.calls == COLLECTED
 
 
+def seen_by(server: ScriptedSessionServer) -> asyncio.Event:
+    """Set when the server has got a DELETE."""
+    deleted = asyncio.Event()
+
+    async def delete(request: web.Request) -> web.StreamResponse:
+        deleted.set()
+        return web.Response(status=204)
+
+    server.delete = delete
+    return deleted
+
+
+@pytest.mark.parametrize("patience", [0.1, 30.0])
+async def test_a_session_that_opens_for_nobody_is_ended(server: ScriptedSessionServer, patience: float) -> None:
+    """Its caller was cancelled, or gave up."""
+    opens = asyncio.Event()
+
+    async def slowly(request: web.Request) -> web.StreamResponse:
+        server.asked.set()
+        await opens.wait()
+        return web.json_response({"session_id": "abc"})
+
+    server.create, deleted = slowly, seen_by(server)
+    task = asyncio.create_task(OpenAIEndpointTracer.create(server.settings(create_timeout=patience)))
+    await server.asked.wait()
+    if patience > 1:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError if patience > 1 else TimeoutError):
+        await task
+    opens.set()
+    await deleted.wait()
+    assert server.calls == ["POST /sessions", "DELETE /sessions/abc"]
+
+
+async def test_a_delete_goes_on_without_its_caller(server: ScriptedSessionServer) -> None:
+    deleted = seen_by(server)
+    tracer = await OpenAIEndpointTracer.create(server.settings())
+    task = asyncio.create_task(tracer.delete())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await deleted.wait()
+
+
+async def test_a_dump_is_not_asked_for_elsewhere(server: ScriptedSessionServer) -> None:
+    server.samples = answer(status=307, location="/elsewhere")
+    tracer = await OpenAIEndpointTracer.create(server.settings())
+    with pytest.raises(SessionServerError) as error:
+        await tracer.dump()
+    assert error.value.status_code == 307
+    assert server.calls == ["POST /sessions", "GET /sessions/abc"]
+
+
 async def test_a_cancelled_collect_deletes_too(server: ScriptedSessionServer) -> None:
     server.samples = server.never
     tracer = await OpenAIEndpointTracer.create(server.settings())

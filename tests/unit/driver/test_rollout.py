@@ -94,14 +94,17 @@ async def test_all_run_and_the_errors_come_together(
     assert [type(error) for error in caught.value.exceptions] == [ValueError, KeyError, OSError]
 
 
-async def test_an_abort_of_the_agents_own_that_exits_ends_nothing(calls: list[Call], agent_module: ModuleType) -> None:
+@pytest.mark.parametrize("error", [SystemExit("no more"), BaseExceptionGroup("no more", [SystemExit(1)])])
+async def test_an_abort_of_the_agents_own_that_exits_ends_nothing(
+    calls: list[Call], agent_module: ModuleType, error: BaseException
+) -> None:
     async def leaves(args: Any) -> None:
-        raise SystemExit("no more")
+        raise error
 
     agent_module.__dict__["abort"] = leaves
     with pytest.raises(ExceptionGroup) as caught:
         await abort_rollout(arguments(custom_agent_function_path="an_agent_of_this_test.run"))
-    assert "raised SystemExit: no more" in str(caught.value.exceptions[0])
+    assert f"raised {type(error).__name__}: no more" in str(caught.value.exceptions[0])
 
 
 async def test_an_abort_of_the_agents_own_that_awaits_what_it_cancelled_is_an_error(

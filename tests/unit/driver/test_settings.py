@@ -38,6 +38,12 @@ def test_version(value: Any, version: str) -> None:
     assert DriverSettings.of(args(use_session_server=value)).version == version
 
 
+@pytest.mark.parametrize("change", [{"scope": ""}, {"collect_timeout": 10**400}, {"create_timeout": float("nan")}])
+def test_values_with_which_nothing_can_work(change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(change))):
+        DriverSettings(("h:1",), **change)
+
+
 def test_several_instances() -> None:
     assert DriverSettings.of(args(session_server_port=[1, 2])).session_servers == ("10.0.0.1:1", "10.0.0.1:2")
 
