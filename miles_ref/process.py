@@ -127,6 +127,16 @@ class ReadyProcess:
         return f"{' '.join(self._argv)} {what}; its standard error ends with:\n{tail}"
 
 
+def url_of(host: str, port: int) -> str:
+    """The http URL of an address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def say_ready(url: str) -> None:
+    """Print the line that `ReadyProcess` waits for."""
+    print(json.dumps({"url": url, "pid": os.getpid()}), flush=True)
+
+
 def _ready_line(line: bytes) -> dict[str, Any] | None:
     try:
         said = json.loads(line)

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+STUDENT_LOG_PROBS = "opd_student_top_logprobs"
+"""Key of sample metadata with one entry for each token of the response."""
+
 
 class Status(StrEnum):
     """How a sample ended. `pending` has not been generated yet; `failed` is set by drivers only."""

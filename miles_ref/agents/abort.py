@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from miles_ref.agents.client import IN_FLIGHT, WorkerCall
 from miles_ref.plugins import Pipeline
+from miles_ref.plugins.guarded import Scope
 
 logger = logging.getLogger("miles_ref.agents")
-
-Scope = Callable[[], str | None] | str | None
-"""A router's `ip:port`, matched whole; may be lazy. None names no scope."""
 
 
 async def abort_worker_calls(scope: Scope, every_scope: bool = False) -> None:

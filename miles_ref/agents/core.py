@@ -25,7 +25,7 @@ MIN_AGE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """Durations in seconds, sizes in bytes or entries; the flags of the worker have the same names."""
+    """Durations in seconds, sizes in bytes or entries. The worker has flags for six of them, of the same names."""
 
     orphan_timeout: float = 120.0
     cancel_grace: float = 120.0

@@ -9,14 +9,12 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import json
 import logging
 import math
 import os
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +30,7 @@ from miles_ref.agents.environment import OWN_TOKEN_VARIABLES, child_environment
 from miles_ref.agents.starts import Start, starts
 from miles_ref.agents.submission import Order, RefusedSubmit, parse_submission
 from miles_ref.limits import MAX_LINE_BYTES
+from miles_ref.process import say_ready, url_of
 
 logger = logging.getLogger("miles_ref.worker")
 _http_logger = logging.getLogger("miles_ref.worker.http")
@@ -455,7 +454,7 @@ async def running_worker(
     try:
         await web.TCPSite(runner, host, port).start()
         address = runner.addresses[0]
-        yield server, url_of(address[0], address[1])
+        yield server, url_of(*address[:2])
     finally:
         await runner.cleanup()
 
@@ -470,18 +469,12 @@ async def serve(core_settings: CoreSettings, settings: ServerSettings, host: str
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, drain)
-        sys.stdout.write(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
-        sys.stdout.flush()
+        say_ready(url)
         await server.ended.wait()
         # Not the loop's own handlers above: they end with the loop, and a late signal would then kill a drained worker
         # that is on its way to exit with 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-
-
-def url_of(host: str, port: int) -> str:
-    """The http URL of a socket's address."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

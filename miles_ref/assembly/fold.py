@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from miles_ref.assembly.reading import common_prefix
-from miles_ref.assembly.truncate import PER_TOKEN, ROWS, STUDENT_LOG_PROBS
+from miles_ref.assembly.truncate import PER_TOKEN, ROWS
 from miles_ref.errors import AssemblyError
 from miles_ref.records import AssemblySettings, IntArray, TokenView
-from miles_ref.sample import PrefixCacheInfo, Sample, SpecInfo, Status
+from miles_ref.sample import STUDENT_LOG_PROBS, PrefixCacheInfo, Sample, SpecInfo, Status
 
 _JOINED = frozenset(
     {"tokens", "response", "response_length", "status", "weight_versions", "metadata", "prefix_cache_info", "spec_info"}
@@ -176,7 +176,7 @@ def _metadata(turns: Sequence[Sample], gaps: Sequence[int]) -> dict[str, Any]:
     if len(turns) == 1:
         return dict(turns[0].metadata)
     first, last = turns[0].metadata, turns[-1].metadata
-    metadata = {key: value for key, value in first.items() if key not in _SET_ASIDE}
+    metadata = _compared(first)
     segments: list[Any] = []
     for turn in turns:
         if _LIFECYCLE in turn.metadata:

@@ -157,7 +157,7 @@ def read_payload(field: str, text: str | bytes | memoryview) -> bytes:
 
 
 class Undecodable(Payload):
-    """A payload whose text is not base64. Its size and bytes raise the FieldError that says so."""
+    """A payload whose text is not base64. `check` and its bytes raise the FieldError that says so; its size is 0."""
 
     __slots__ = ("_error",)
 

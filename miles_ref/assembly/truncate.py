@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 
 from miles_ref.records import AssemblySettings, IntArray, RowView, TokenView
-from miles_ref.sample import Sample, Status
+from miles_ref.sample import STUDENT_LOG_PROBS, Sample, Status
 
 PER_TOKEN = ("loss_mask", "rollout_log_probs", "teacher_log_probs", "opd_reverse_kl")
 """Fields with one entry for each token of the response."""
 
 ROWS = ("rollout_routed_experts", "rollout_indexer_topk")
-
-STUDENT_LOG_PROBS = "opd_student_top_logprobs"
-"""Key of sample metadata with one entry for each token of the response."""
 
 
 def truncate(turns: Sequence[Sample], max_seq_len: int | None, settings: AssemblySettings) -> list[Sample]:

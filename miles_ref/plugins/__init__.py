@@ -1,4 +1,4 @@
-"""Who implements the hooks, checked, and the facade that calls them (design.md, Hooks)."""
+"""Who implements the hooks, checked, and the facade that calls them (docs/plugins.md)."""
 
 from miles_ref.plugins.catalogue import Catalogue, Plugin
 from miles_ref.plugins.pipeline import Assembly, Pipeline

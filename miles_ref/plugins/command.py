@@ -32,7 +32,7 @@ def list_plugins(as_json: bool, version: str, picker: str | None, merger: str | 
         active = Pipeline(version, picker, merger, catalogue=catalogue).asked()
     except MilesRefError as error:
         raise click.ClickException(str(error)) from error
-    rows = [_row(plugin.origin.name, plugin, active) for plugin in catalogue.plugins()]
+    rows = [_row(plugin, active) for plugin in catalogue.plugins()]
     listed = {row["name"] for row in rows}
     rows += [_path_row(one) for one in active if one.origin.name not in listed]
     if as_json:
@@ -43,9 +43,9 @@ def list_plugins(as_json: bool, version: str, picker: str | None, merger: str | 
         click.echo(f"warning: {warning}", err=True)
 
 
-def _row(name: str, plugin: Plugin, active: list[Implementation]) -> dict[str, Any]:
+def _row(plugin: Plugin, active: list[Implementation]) -> dict[str, Any]:
     return {
-        "name": name,
+        "name": plugin.name,
         "distribution": plugin.origin.distribution,
         "version": plugin.origin.version,
         "built_in": plugin.built_in,

@@ -1,4 +1,4 @@
-"""The guard around each implementation of a hook: what pluggy takes and this project does not (design.md, Hooks).
+"""The guard around each implementation of a hook: what pluggy takes and this project does not (docs/plugins.md).
 
 Registration refuses what cannot work; calls refuse what is no result. Each error names plugin, distribution and
 version, hook, file and line, what was wrong, and how to go on.

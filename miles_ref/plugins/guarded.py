@@ -17,6 +17,7 @@ from miles_ref.records import AssemblySettings, Chain
 from miles_ref.sample import Sample
 
 Scope = Callable[[], str | None] | str | None
+"""A router's `ip:port`, matched whole; may be lazy. None names no scope."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The facade: one typed method for each hook, in a plugin manager of its own (design.md, Hooks; pipeline.md)."""
+"""The facade: one typed method for each hook, in a plugin manager of its own (docs/plugins.md; pipeline.md)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from miles_ref.plugins.guard import Implementation
 from miles_ref.plugins.guarded import AbortRun, Guard, Scope
 from miles_ref.records import AssemblySettings, Chain
 from miles_ref.sample import Sample
+from miles_ref.wire.spec import ALL_TRUNCATED, NO_RECORDS
 
-NO_RECORDS = "no_records"
-ALL_TRUNCATED = "all_truncated"
 ABORT_SECONDS = 120.0
 """How long one implementation of abort may take."""
 

@@ -14,9 +14,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from miles_ref.assembly.story import NodeStory, finish_reasons_of, linear_metadata, tell
-from miles_ref.errors import DecodeError, UsageError
+from miles_ref.errors import UsageError
 from miles_ref.sample import Sample
-from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, decode_samples_and_merge_input_sample
+from miles_ref.wire import SAMPLES_VALUE_SPEC, decode_samples_and_merge_input_sample
 
 _TIMEOUT = 60.0  # seconds
 _WIDTH = 1000  # a line a node; a terminal may break it, rich would do it in the tree's middle
@@ -47,17 +47,11 @@ def read_stories(raw: bytes) -> list[NodeStory]:
     """The nodes of a dump or a samples payload. Raises UsageError for what is neither, DecodeError for a broken one."""
     if raw[:1] == b"{":
         return _of_dump(json.loads(raw))
-    reply = _decode(raw)
+    # The fields of v1 are in every payload, and all that is drawn.
+    reply = decode_samples_and_merge_input_sample(raw, Sample(), fields=SAMPLES_VALUE_SPEC)
     if "tree" not in reply.session_metadata:
         raise UsageError("a v1 payload has no tree; give the session's dump (GET /sessions/ID)")
     return tell(reply.session_metadata, reply.samples)
-
-
-def _decode(raw: bytes) -> Any:
-    try:
-        return decode_samples_and_merge_input_sample(raw, Sample(), fields=SAMPLES_VALUE_SPEC_V2)
-    except DecodeError:
-        return decode_samples_and_merge_input_sample(raw, Sample(), fields=SAMPLES_VALUE_SPEC)
 
 
 def _of_dump(dump: Mapping[str, Any]) -> list[NodeStory]:

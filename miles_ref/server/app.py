@@ -68,7 +68,7 @@ class SessionServer:
         self._upstream = Upstream(settings.backend_url)
         self._turns = TurnRunner(
             planner,
-            Committer(renderer.tokenizer, renderer.family, assembly),
+            Committer(renderer.tokenizer, assembly),
             self._upstream,
             clock,
             settings.max_session_bytes,
@@ -237,7 +237,7 @@ class SessionServer:
 
     async def _passed_on(self, request: web.Request, session: Session) -> web.StreamResponse:
         body = await request.read() if request.can_read_body else None
-        url = self._upstream.url(_path_below(request, session))
+        url = self._upstream.url(_path_below_session(request))
         headers = forwarded(request.headers.items(), session.id)
         async with self._upstream.call(request.method, url, headers, body) as reply:
             response = web.StreamResponse(status=reply.status, headers=copied_back(reply.headers.items()))
@@ -267,7 +267,7 @@ def _json_error(status: int, text: str) -> web.Response:
     return web.Response(status=status, body=dump({"error": text}), content_type="application/json")
 
 
-def _path_below(request: web.Request, session: Session) -> str:
+def _path_below_session(request: web.Request) -> str:
     """Path and query that follow the session's id, spelled as the client spelled them."""
     url = request.rel_url
     path = "/" + url.raw_path.split("/", 3)[3]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miles_ref.errors import MilesRefError
-from miles_ref.process import ReadyProcess
+from miles_ref.process import ReadyProcess, say_ready, url_of
 
 if TYPE_CHECKING:
     from miles_ref.server.app import SessionServer
@@ -142,7 +142,7 @@ async def _serve(server: SessionServer, host: str, port: int) -> None:
     _give_back_large_blocks()
     try:
         await web.TCPSite(runner, host, port, backlog=1024).start()
-        print(json.dumps({"url": _url(host, runner.addresses[0]), "pid": os.getpid()}), flush=True)
+        say_ready(url_of(host, runner.addresses[0][1]))
         await stop.wait()
     finally:
         await runner.cleanup()
@@ -156,7 +156,3 @@ def _give_back_large_blocks() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
-
-
-def _url(host: str, address: Any) -> str:
-    return f"http://[{host}]:{address[1]}" if ":" in host else f"http://{host}:{address[1]}"

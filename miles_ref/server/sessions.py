@@ -31,7 +31,7 @@ class Session:
         self.id = session_id
         self.trajectory = trajectory
         self.lock = asyncio.Lock()
-        self.created = self.last_used = now
+        self.last_used = now
         self.users = 0
         """Requests that are under way, of any kind."""
         self.in_flight = 0

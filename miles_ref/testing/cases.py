@@ -1,4 +1,4 @@
-"""Loading cases: the closed format of cases.md and design.md, Corpus.
+"""Loading cases: the closed format of cases.md and docs/corpus.md.
 
 The form of a case stands in the corpus' schema.json; what no schema can say is checked here and in
 `miles_ref.testing.steps`. All of it before anything runs. A handed vector may lack `why`, `tags`, `config` and

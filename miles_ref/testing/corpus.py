@@ -1,6 +1,6 @@
 """The corpus as a whole: where it is, which files hold its cases, and the checks that keep it sound.
 
-In the repository it is tests/golden, in an installed wheel miles_ref/testing/golden (design.md, Corpus).
+In the repository it is tests/golden, in an installed wheel miles_ref/testing/golden (docs/corpus.md).
 """
 
 from __future__ import annotations

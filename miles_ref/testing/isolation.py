@@ -157,7 +157,7 @@ class _Child:
                 raise ProgramError(f"gave no answer within {seconds:g} s") from error
             line = b""  # It has ended, and a child of its own holds the pipe open.
         if not line:
-            raise ProgramError(f"ended the process {_ending(self._process, seconds)}")
+            raise ProgramError(_ending(self._process, seconds))
         try:
             answer = json.loads(line)
         except ValueError:
@@ -187,8 +187,8 @@ def _ending(process: subprocess.Popen[bytes], seconds: float) -> str:
     try:
         status = process.wait(seconds)
     except subprocess.TimeoutExpired:
-        return "'s pipe of verdicts, and runs on"
-    return f"by signal {-status}" if status < 0 else f"with exit status {status}"
+        return "closed the pipe of the verdicts, and runs on"
+    return f"ended the process {f'by signal {-status}' if status < 0 else f'with exit status {status}'}"
 
 
 def serve(requests: IO[str], answers: IO[str]) -> None:

@@ -1,4 +1,4 @@
-"""Laws of picker and merger: what holds whatever they choose (design.md, Corpus; pipeline.md, v2).
+"""Laws of picker and merger: what holds whatever they choose (docs/corpus.md; pipeline.md, v2).
 
 A law case gives a forest and names laws. Picker and merger, ours where none is named, are run on it in our pipeline.
 """

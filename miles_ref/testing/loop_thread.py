@@ -13,9 +13,9 @@ T = TypeVar("T")
 class LoopThread:
     """Runs coroutines for callers of other threads. A context manager; `close` ends the loop and joins the thread."""
 
-    def __init__(self, name: str = "miles-ref-loop") -> None:
+    def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name="miles-ref-loop", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float = 60.0) -> T:

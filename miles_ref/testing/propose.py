@@ -44,9 +44,9 @@ class Proposal:
         return "\n".join(lines)
 
 
-def load_oracle(root: Path | None = None) -> Oracle:
+def load_oracle() -> Oracle:
     """`run_case` of the corpus' oracle. Raises CaseError where there is none."""
-    folder = (root or corpus_root()) / "oracle"
+    folder = corpus_root() / "oracle"
     name = "miles_ref_oracle"
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]

@@ -7,7 +7,6 @@ from typing import Any
 
 from miles_ref.errors import CaseError
 from miles_ref.testing.cases import Case
-from miles_ref.testing.compare import expectation_difference
 from miles_ref.testing.kinds import assemble, codec, match
 
 RUNNERS: dict[str, Callable[[Case, str | None], dict[str, Any]]] = {
@@ -27,8 +26,3 @@ def run_case(case: Case, plugin_set: str | None = None) -> dict[str, Any]:
     if runner is None:
         raise CaseError(f"{case.id}: kind {case.kind} runs against a server, by `miles-ref check` or pytest")
     return runner(case, plugin_set)
-
-
-def difference(case: Case) -> str | None:
-    """The first difference from the case's expectation; None when it holds."""
-    return expectation_difference(case.expect, run_case(case))

@@ -19,7 +19,6 @@ Message = Mapping[str, Any]
 Matcher = Callable[[Message, Message], bool]
 
 _FIELDS = ("role", "content", "reasoning_content", "tool_calls")
-_ABSENT = object()
 
 
 def strict(stored: Message, replayed: Message) -> bool:

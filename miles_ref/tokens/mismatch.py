@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from miles_ref.records import IntArray
 from miles_ref.tokens.families import BoundFamily, Family
+from miles_ref.tokens.matching import Message
 from miles_ref.tokens.rendering import normalize_messages, normalize_tools
 from miles_ref.tokens.tokenizer import TextPieces, Tokenizer
 
 Entry = dict[str, Any]
-Message = Mapping[str, Any]
 
 _OPENER_IDS = 20
 _REPLACEMENT = "\ufffd"

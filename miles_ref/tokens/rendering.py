@@ -20,9 +20,8 @@ from miles_ref.errors import MessageValidationError, UsageError
 from miles_ref.records import IntArray
 from miles_ref.tokens.exact_json import is_deeper, same
 from miles_ref.tokens.families import BoundFamily, Family
+from miles_ref.tokens.matching import Message
 from miles_ref.tokens.tokenizer import Tokenizer
-
-Message = Mapping[str, Any]
 
 RESERVED_KWARGS = frozenset(
     {

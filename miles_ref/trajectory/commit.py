@@ -15,14 +15,13 @@ import numpy as np
 from miles_ref.assembly.reading import Meta, read_layers, read_meta
 from miles_ref.errors import FieldError, TokenizationError, UpstreamResponseError
 from miles_ref.records import AssemblySettings, IntArray, Payload, Record
-from miles_ref.tokens.families import Family
+from miles_ref.tokens.matching import Message
 from miles_ref.tokens.mismatch import SegmentIndex
 from miles_ref.tokens.tokenizer import Tokenizer
 from miles_ref.trajectory.node import Node, ReplayField, ids_text
 from miles_ref.trajectory.raw_json import parse
 from miles_ref.trajectory.replay_rules import check_replay
 from miles_ref.trajectory.reply import Reply
-from miles_ref.trajectory.request import Message
 from miles_ref.trajectory.turn import Turn
 
 
@@ -37,9 +36,8 @@ class Times:
 class Committer:
     """Builds nodes; pure, so that a refusal leaves the session as it was."""
 
-    def __init__(self, tokenizer: Tokenizer, family: Family, settings: AssemblySettings) -> None:
+    def __init__(self, tokenizer: Tokenizer, settings: AssemblySettings) -> None:
         self._tokenizer = tokenizer
-        self._family = family
         self._settings = settings
 
     def read(self, turn: Turn, reply: Reply) -> Meta:
@@ -85,7 +83,7 @@ class Committer:
             record=record,
             index=index,
             floor=floor,
-            size=_size(turn, reply, record, text),
+            size=_size(reply, record, text),
         )
 
     def _record(self, turn: Turn, reply: Reply, meta: Meta, times: Times, text: Payload) -> tuple[Record, SegmentIndex]:
@@ -203,7 +201,7 @@ def _shared_text(turn: Turn, parent: Node | None) -> Payload:
     return Payload(text[shared:], parent.text, shared)
 
 
-def _size(turn: Turn, reply: Reply, record: Record, text: Payload) -> int:
+def _size(reply: Reply, record: Record, text: Payload) -> int:
     pieces = sum(len(piece) for piece in reply.pieces)
     payloads = sum(len(one.tail) for one in (record.routed_experts, record.indexer_topk) if one is not None)
     ids = record.prompt_tail.nbytes + record.output_ids.nbytes + record.log_probs.nbytes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from miles_ref.errors import MessageValidationError
 from miles_ref.records import IntArray
-from miles_ref.tokens.matching import first_difference
+from miles_ref.tokens.matching import Message, first_difference
 from miles_ref.trajectory.node import KnownEnds, Node, SnapshotCache, common_text
-from miles_ref.trajectory.request import Message, MessageList
+from miles_ref.trajectory.request import MessageList
 from miles_ref.trajectory.turn import Attachment, Matching
 
 

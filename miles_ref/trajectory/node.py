@@ -15,8 +15,8 @@ import numpy as np
 import orjson
 
 from miles_ref.records import Chain, IntArray, Leaf, Payload, Record
+from miles_ref.tokens.matching import Message
 from miles_ref.tokens.mismatch import SegmentIndex
-from miles_ref.trajectory.request import Message
 
 NO_IDS: IntArray = np.empty(0, dtype=np.int64)
 NO_IDS.flags.writeable = False

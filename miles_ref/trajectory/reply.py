@@ -18,6 +18,7 @@ import pybase64
 from miles_ref.errors import GenerationAbortedError, UpstreamResponseError
 from miles_ref.limits import MAX_DEPTH
 from miles_ref.tokens.exact_json import is_deeper
+from miles_ref.tokens.matching import Message
 from miles_ref.trajectory.node import ReplayField
 from miles_ref.trajectory.raw_json import (
     Buffer,
@@ -28,7 +29,6 @@ from miles_ref.trajectory.raw_json import (
     parse,
     parse_any_depth,
 )
-from miles_ref.trajectory.request import Message
 
 REPLAY_FIELDS: tuple[ReplayField, ...] = ("routed_experts", "indexer_topk")
 FINISH_REASONS = ("stop", "tool_calls", "length")

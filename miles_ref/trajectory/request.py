@@ -6,14 +6,13 @@ What the session already knows byte for byte is never parsed again: `MessageList
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from miles_ref.errors import MessageValidationError
+from miles_ref.tokens.matching import Message
 from miles_ref.trajectory.raw_json import Buffer, Raw, RawJSONError, cut_list, cut_object, parse
-
-Message = Mapping[str, Any]
 
 _SPACE = b" \t\r\n"
 _FOUND_BY = 64

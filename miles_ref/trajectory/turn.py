@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from miles_ref.errors import MessageValidationError
 from miles_ref.records import IntArray, Payload
+from miles_ref.tokens.matching import Matcher, Message
 from miles_ref.tokens.rendering import Renderer
 from miles_ref.trajectory.node import Node, extended_ids_text
 from miles_ref.trajectory.raw_json import cut_object, dump, join_object, object_parts
-from miles_ref.trajectory.request import ChatRequest, Message, MessageList
+from miles_ref.trajectory.request import ChatRequest, MessageList
 
 logger = logging.getLogger(__name__)
-
-Matcher = Callable[[Message, Message], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +115,7 @@ class Turn:
 
 
 class TurnPlanner:
-    """Renders turns. `tree` is for v2, where suffixes may carry client assistants, but not under `strict` append-only.
-
-    Raises UsageError for settings that contradict each other.
-    """
+    """Renders turns. `tree` is for v2: suffixes may carry client assistants, but not under `strict` append-only."""
 
     def __init__(
         self, renderer: Renderer, forward: ForwardSettings, *, tree: bool = False, strict: bool = False

@@ -13,15 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from miles_ref.errors import DecodeError
-from miles_ref.sample import PrefixCacheInfo, Status
+from miles_ref.sample import STUDENT_LOG_PROBS, PrefixCacheInfo
 from miles_ref.wire import container
 from miles_ref.wire.json_text import load
-from miles_ref.wire.spec import EMPTY_REASONS, META, NULLS, Fields, ValueSpec, table
-
-_STATUSES = frozenset(str(status) for status in Status)
-_CACHE_KEYS = ("cached_tokens", "total_prompt_tokens")
-_PER_RESPONSE_TOKEN = ("loss_mask", "rollout_log_probs")
-_STUDENT_LOG_PROBS = "opd_student_top_logprobs"
+from miles_ref.wire.spec import (
+    CACHE_KEYS,
+    EMPTY_REASONS,
+    META,
+    NULLS,
+    PER_RESPONSE_TOKEN,
+    STATUSES,
+    Fields,
+    ValueSpec,
+    table,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +109,11 @@ def _fits(name: str, value: Any) -> bool:
         case "response_length":
             return type(value) is int and value >= 0
         case "status":
-            return isinstance(value, str) and value in _STATUSES
+            return isinstance(value, str) and value in STATUSES
         case "weight_versions":
             return isinstance(value, list) and all(isinstance(version, str) for version in value)
         case "prefix_cache_info":
-            return isinstance(value, dict) and all(type(value.get(key)) is int for key in _CACHE_KEYS)
+            return isinstance(value, dict) and all(type(value.get(key)) is int for key in CACHE_KEYS)
         case "metadata":
             return isinstance(value, dict)
     return True
@@ -159,7 +164,7 @@ def _array(stored: container.StoredTensor, spec: ValueSpec, where: str) -> npt.N
 
 
 def _check_lengths(response_length: int, arrays: Mapping[str, npt.NDArray[Any] | None], where: str) -> None:
-    for name in _PER_RESPONSE_TOKEN:
+    for name in PER_RESPONSE_TOKEN:
         array = arrays.get(name)
         if array is not None and len(array) != response_length:
             raise _refused(f"{where}: {name} has {len(array)} entries, response_length is {response_length}")
@@ -182,8 +187,8 @@ def _check_input(sample: Any) -> None:
     metadata: Any = sample.metadata
     if metadata is not None and not isinstance(metadata, Mapping):
         raise DecodeError(f"the input sample's metadata is {metadata!r:.80}, not an object")
-    if metadata and _STUDENT_LOG_PROBS in metadata:
-        raise _not_default(f"metadata.{_STUDENT_LOG_PROBS}", metadata[_STUDENT_LOG_PROBS])
+    if metadata and STUDENT_LOG_PROBS in metadata:
+        raise _not_default(f"metadata.{STUDENT_LOG_PROBS}", metadata[STUDENT_LOG_PROBS])
 
 
 def _is_zero(info: Any) -> bool:
@@ -236,7 +241,7 @@ def _status(current: Any, value: str) -> Any:
 
 
 def _cache_info(current: Any, value: Mapping[str, int]) -> Any:
-    counts = {key: value[key] for key in _CACHE_KEYS}
+    counts = {key: value[key] for key in CACHE_KEYS}
     if current is None:
         return PrefixCacheInfo(**counts)
     if isinstance(current, MutableMapping):

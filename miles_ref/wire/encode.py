@@ -11,14 +11,19 @@ import numpy.typing as npt
 
 from miles_ref.errors import EncodeError, described
 from miles_ref.records import RowView, TokenView
-from miles_ref.sample import Status
 from miles_ref.wire import container
 from miles_ref.wire.json_text import dump
-from miles_ref.wire.spec import EMPTY_REASONS, META, NULLS, Fields, ValueSpec, table
-
-_STATUSES = frozenset(str(status) for status in Status)
-_CACHE_KEYS = ("cached_tokens", "total_prompt_tokens")
-_PER_RESPONSE_TOKEN = ("loss_mask", "rollout_log_probs")
+from miles_ref.wire.spec import (
+    CACHE_KEYS,
+    EMPTY_REASONS,
+    META,
+    NULLS,
+    PER_RESPONSE_TOKEN,
+    STATUSES,
+    Fields,
+    ValueSpec,
+    table,
+)
 
 
 def encode_samples(
@@ -181,7 +186,7 @@ def _check_log_probs(array: npt.NDArray[Any] | RowView | None, where: str) -> No
 
 
 def _check_lengths(response_length: int, lengths: Mapping[str, int], where: str) -> None:
-    for name in _PER_RESPONSE_TOKEN:
+    for name in PER_RESPONSE_TOKEN:
         if lengths.get(name, response_length) != response_length:
             raise EncodeError(f"{where}: {name} has {lengths[name]} entries, response_length is {response_length}")
     if response_length > lengths.get("tokens", 0):
@@ -197,7 +202,7 @@ def _json_value(name: str, value: Any, where: str) -> Any:
         fits = type(value) is int and value >= 0
     elif name == "status":
         value = value.value if isinstance(value, Enum) else value
-        fits = isinstance(value, str) and value in _STATUSES
+        fits = isinstance(value, str) and value in STATUSES
     elif name == "weight_versions":
         fits = isinstance(value, list)
         for at, version in enumerate(value if fits else ()):
@@ -215,7 +220,7 @@ def _json_value(name: str, value: Any, where: str) -> Any:
 
 def _cache_info(info: Any) -> dict[str, int] | None:
     values: Mapping[str, Any] = (
-        info if isinstance(info, Mapping) else {key: getattr(info, key, None) for key in _CACHE_KEYS}
+        info if isinstance(info, Mapping) else {key: getattr(info, key, None) for key in CACHE_KEYS}
     )
-    counts: dict[str, int] = {key: values[key] for key in _CACHE_KEYS if type(values.get(key)) is int}
-    return counts if len(counts) == len(_CACHE_KEYS) else None
+    counts: dict[str, int] = {key: values[key] for key in CACHE_KEYS if type(values.get(key)) is int}
+    return counts if len(counts) == len(CACHE_KEYS) else None

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from miles_ref.sample import Status
+
 Codec = Literal["json", "tensor", "tensor -> list"]
 Fields = Mapping[str, "ValueSpec"] | Iterable[str]
 """The fields of a payload: a table, or names of the table."""
@@ -17,7 +19,14 @@ META = "_samples_meta"
 NULLS = "nulls"
 """Key of a sample's JSON that lists its tensor fields that are null."""
 
-EMPTY_REASONS = ("no_records", "all_truncated")
+NO_RECORDS = "no_records"
+ALL_TRUNCATED = "all_truncated"
+EMPTY_REASONS = (NO_RECORDS, ALL_TRUNCATED)
+
+STATUSES = frozenset(str(status) for status in Status)
+CACHE_KEYS = ("cached_tokens", "total_prompt_tokens")
+PER_RESPONSE_TOKEN = ("loss_mask", "rollout_log_probs")
+"""Fields with one entry for each token of the response."""
 
 
 @dataclass(frozen=True, slots=True)

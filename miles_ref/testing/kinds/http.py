@@ -239,7 +239,6 @@ class HttpRun:
     def _start(self, step: Mapping[str, Any], name: str) -> None:
         exchange = self._open_exchange(step, held=True)
         connection = self._connect()
-        job = _Job(step, threading.Thread(target=lambda: work(), daemon=True), exchange, connection)
 
         def work() -> None:
             try:
@@ -249,7 +248,7 @@ class HttpRun:
             finally:
                 exchange.arrived.set()
 
-        self._jobs[name] = job
+        job = self._jobs[name] = _Job(step, threading.Thread(target=work, daemon=True), exchange, connection)
         job.thread.start()
         if not exchange.arrived.wait(TIMEOUT):
             raise CaseError(f"job {name!r}: neither a backend call nor a reply within {TIMEOUT:.0f} s")

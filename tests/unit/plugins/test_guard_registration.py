@@ -1,4 +1,4 @@
-"""What is refused before a server starts: pluggy would take all of it (design.md, Hooks)."""
+"""What is refused before a server starts: pluggy would take all of it (docs/plugins.md)."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class ToySession:
             tree=version == "v2",
             strict=strict_append_only,
         )
-        self.committer = Committer(tokenizer, self.family, self.settings)
+        self.committer = Committer(tokenizer, self.settings)
         self.now = 1000.0
 
     def turn(self, messages: Any, *, in_flight: int = 0, **members: Any) -> Turn:
