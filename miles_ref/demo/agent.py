@@ -1,7 +1,7 @@
 """The demo's agent function: the official OpenAI client works through an arithmetic task with a calculator.
 
-It imports nothing of this project but the task and `report_to_caller`, so that it runs in a child process or on a
-worker as well.
+It imports nothing of this project but the task, a number and `report_to_caller`, so that it runs in a child process or
+on a worker as well.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from openai import AsyncOpenAI
 
 from miles_ref.agents.api import report_to_caller
+from miles_ref.demo import MOST_TURNS
 from miles_ref.engine.task import Task, make_task
 
 MODEL = "demo"  # the engine serves one model, whatever the name
-MOST_TURNS = 40  # a conversation that has no end by then is given up
 SECONDS_PER_TURN = 120.0
 
 Message = dict[str, Any]

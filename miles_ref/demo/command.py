@@ -12,6 +12,9 @@ from typing import Any
 
 import click
 
+from miles_ref.demo import MOST_TURNS
+from miles_ref.engine.settings import SEEDS
+
 PLAIN_WIDTH = 120
 
 
@@ -20,9 +23,15 @@ PLAIN_WIDTH = 120
 @click.option("--agent-mode", type=click.Choice(["inline", "subproc", "worker"]), default="inline", show_default=True)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out"), show_default=True)
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Decides task, weights and words."
+    "--seed", type=click.IntRange(0, SEEDS[1]), default=0, show_default=True, help="Decides task, weights and words."
 )
-@click.option("--steps", type=click.IntRange(min=5), default=8, show_default=True, help="Operations of the task.")
+@click.option(
+    "--steps",
+    type=click.IntRange(5, MOST_TURNS - 1),  # the answer takes a turn too
+    default=8,
+    show_default=True,
+    help="Operations of the task.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the figures, and nothing else.")
 def demo_command(as_json: bool, **choices: Any) -> None:
     """Run one episode end to end and prove its samples.

@@ -93,9 +93,10 @@ def _result(episode: Episode) -> Table:
     table.add_row("records", f"{figures['records_bytes']:,} bytes", str(episode.records_file))
     table.add_row("samples", f"{figures['samples_bytes']:,} bytes{share}", str(episode.payload_file))
     table.add_row(
-        "log probs", f"largest error {figures['max_logprob_error']:.2e} of {figures['trained_tokens']} trained"
+        "log probs", f"largest error {float(figures['max_logprob_error']):.2e} of {figures['trained_tokens']} trained"
     )
-    for name, error in episode.proof["controls"].items():
+    for name, found in episode.proof["controls"].items():
+        error = float(found)  # an infinite one is a text in JSON
         verdict = "fails, as it must" if error > episode.proof["tolerance"] else "PASSES, which it must not"
         table.add_row(f"control {name.replace('_', ' ')}", f"error {error:.2e}: {verdict}")
     table.add_row("seconds", f"{figures['seconds']:.1f}")

@@ -12,12 +12,18 @@ from typing import Any
 
 import click
 
-from miles_ref.engine.settings import DEFAULT_CACHE_TOKENS, DTYPES, POLICIES, EngineSettings
+from miles_ref.engine.settings import DEFAULT_CACHE_TOKENS, DTYPES, POLICIES, SEEDS, EngineSettings
 from miles_ref.errors import DecodeError, UsageError
 
 _MISSING = "the engine needs torch and transformers: pip install 'miles-ref[engine]'"
 _MODEL_OPTIONS = (
-    click.option("--seed", default=0, show_default=True, help="Decides the built-in model's weights and the words."),
+    click.option(
+        "--seed",
+        default=0,
+        show_default=True,
+        type=click.IntRange(*SEEDS),
+        help="Decides the built-in model's weights and the words.",
+    ),
     click.option("--model", help="Folder of a local Hugging Face causal language model, in place of the built-in one."),
     click.option("--tokenizer", help="A shipped tokenizer or a folder.  [default: the model's, or tiny-chatml]"),
     click.option("--dtype", default="float64", show_default=True, type=click.Choice(DTYPES)),
@@ -95,5 +101,5 @@ def prove_command(payload: str, **settings: Any) -> None:
         report = prove_payload(payload, chosen)
     except (UsageError, DecodeError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(json.dumps(report.to_json()))
+    click.echo(json.dumps(report.to_json(), allow_nan=False))
     sys.exit(0 if report.proven else 1)

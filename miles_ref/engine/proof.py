@@ -6,8 +6,9 @@ shifted by one are proven too, and each must miss the tolerance.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 from miles_ref.engine.model import LanguageModel
 from miles_ref.engine.settings import EngineSettings
+from miles_ref.errors import UsageError
 from miles_ref.sample import Sample
 from miles_ref.wire import SAMPLES_VALUE_SPEC, decode_samples_and_merge_input_sample
 
@@ -43,24 +45,47 @@ class Claim:
                 "do not belong together"
             )
         if len(self.trained) and self.trained[0] == 0:
-            raise ValueError("the first token is trained, but no token before it predicts it")
+            raise ValueError(
+                "the first token is trained, but no token before it predicts it; set its loss_mask entry to 0"
+            )
 
     @classmethod
     def of(cls, tokens: Any, response_length: int, loss_mask: Any, rollout_log_probs: Any) -> Claim:
-        """From a sample's fields; null masks and log probs are those of an empty response."""
+        """From a sample's fields. The mask of an empty response may be null, log probs where nothing is trained."""
+        if loss_mask is None and response_length:
+            raise ValueError(
+                "loss_mask is null, so that nobody knows which tokens are trained; give the sample its mask"
+            )
         mask = np.asarray([] if loss_mask is None else loss_mask, dtype=np.int64)
         if len(mask) != response_length:
             raise ValueError(f"loss_mask has {len(mask)} entries, but response_length is {response_length}")
-        log_probs = np.asarray([] if rollout_log_probs is None else rollout_log_probs, dtype=np.float64)
-        return cls(np.asarray(tokens, dtype=np.int64), mask, log_probs)
+        if rollout_log_probs is None and mask.any():
+            raise ValueError(
+                "rollout_log_probs is null, so that there is nothing to compare; collect the sample with log probs, "
+                "or set its loss_mask to 0"
+            )
+        log_probs = np.zeros(len(mask)) if rollout_log_probs is None else np.asarray(rollout_log_probs, np.float64)
+        return cls(np.asarray([] if tokens is None else tokens, dtype=np.int64), mask, log_probs)
 
     @property
     def trained(self) -> npt.NDArray[np.int64]:
         """Positions of the trained tokens in `tokens`, rising."""
         return np.flatnonzero(self.mask) + (len(self.tokens) - len(self.mask))
 
+    def check_ids(self, vocabulary: int) -> None:
+        """Raises ValueError for a token id that a model with `vocabulary` ids cannot read."""
+        outside = np.flatnonzero((self.tokens < 0) | (self.tokens >= vocabulary))
+        if len(outside):
+            raise ValueError(
+                f"tokens[{outside[0]}] is {self.tokens[outside[0]]}, but the model's vocabulary has {vocabulary} ids; "
+                "prove it with the model that said it (--model, --tokenizer)"
+            )
+
     def error(self, model: LanguageModel) -> float:
-        """The largest difference of a trained token's recomputed log prob from the recorded one; 0.0 without any."""
+        """The largest difference of a trained token's recomputed log prob from the recorded one; 0.0 without any.
+
+        Infinite where a log prob is not finite. The ids must be the model's (`check_ids`).
+        """
         trained = self.trained
         if not len(trained):
             return 0.0
@@ -134,8 +159,18 @@ class Report:
         return holds and len(self.controls) > 0 and self.controls_failed == len(self.controls)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as a JSON object."""
-        return {**asdict(self), "controls_failed": self.controls_failed, "proven": self.proven}
+        """The report as a JSON object; an infinite error is the text "inf", because JSON has no such number."""
+        return {
+            **asdict(self),
+            "max_logprob_error": _json_number(self.max_logprob_error),
+            "controls": {name: _json_number(error) for name, error in self.controls.items()},
+            "controls_failed": self.controls_failed,
+            "proven": self.proven,
+        }
+
+
+def _json_number(error: float) -> float | str:
+    return error if math.isfinite(error) else str(error)
 
 
 def prove_claims(claims: Iterable[Claim], model: LanguageModel) -> Report:
@@ -157,9 +192,26 @@ def prove_claims(claims: Iterable[Claim], model: LanguageModel) -> Report:
 
 
 def prove_payload(path: str | Path, settings: EngineSettings) -> Report:
-    """Prove the samples of a payload file (wire.md) with the model of `settings`. Raises DecodeError, UsageError."""
+    """Prove the samples of a payload file (wire.md) with the model of `settings`.
+
+    Raises DecodeError, and UsageError for a model that cannot be used and for a sample that cannot be proven with it.
+    """
     # The fields of v1 are in every payload, and they are all that a proof needs.
     reply = decode_samples_and_merge_input_sample(Path(path).read_bytes(), Sample(), fields=SAMPLES_VALUE_SPEC)
+    claims = []
+    for at, sample in enumerate(reply.samples):
+        with _naming(at):
+            claims.append(Claim.of(sample.tokens, sample.response_length, sample.loss_mask, sample.rollout_log_probs))
     model, _ = LanguageModel.load(settings)
-    claims = [Claim.of(s.tokens, s.response_length, s.loss_mask, s.rollout_log_probs) for s in reply.samples]
+    for at, claim in enumerate(claims):
+        with _naming(at):
+            claim.check_ids(model.vocabulary)
     return prove_claims(claims, model)
+
+
+@contextlib.contextmanager
+def _naming(at: int) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"sample {at}: {error}") from error

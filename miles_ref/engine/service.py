@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,6 +26,7 @@ from miles_ref.engine.protocol import ChatRequest, Result
 from miles_ref.engine.settings import EngineSettings, Limits, Sampling
 from miles_ref.engine.speech import Speech, Spoken, call_id, parse
 from miles_ref.errors import MessageValidationError, MilesRefError
+from miles_ref.process import say_ready, url_of
 from miles_ref.tokens.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -204,10 +205,12 @@ async def serve(engine: Engine, host: str, port: int, *, until_eof: bool = False
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    if until_eof:
-        loop.add_reader(0, _end_at_eof, loop, ended)
+    if until_eof and sys.stdin is None:
+        ended.set()  # it was closed before Python started; descriptor 0 is something else by now
+    elif until_eof:
+        call_at_eof(0, ended.set)
     async with listening(engine, host, port) as url:
-        print(json.dumps({"url": url, "pid": os.getpid()}), file=sys.stdout, flush=True)
+        say_ready(url)
         await ended.wait()
 
 
@@ -220,14 +223,28 @@ async def listening(engine: Engine, host: str, port: int) -> AsyncIterator[str]:
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
-        bound_host, bound_port = runner.addresses[0][:2]
-        shown = f"[{bound_host}]" if ":" in bound_host else bound_host
-        yield f"http://{shown}:{bound_port}"
+        yield url_of(*runner.addresses[0][:2])
     finally:
         await runner.cleanup()
 
 
-def _end_at_eof(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
-    if not os.read(0, 4096):
-        loop.remove_reader(0)
-        ended.set()
+def call_at_eof(descriptor: int, then: Callable[[], object]) -> None:
+    """Read the descriptor to its end beside the running loop, which then calls `then`."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if not os.read(descriptor, 4096):
+            loop.remove_reader(descriptor)
+            then()
+
+    def read_all() -> None:
+        with contextlib.suppress(OSError):  # what is open for writing only gives nothing either
+            while os.read(descriptor, 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(then)
+
+    try:
+        loop.add_reader(descriptor, read)
+    except PermissionError:  # epoll takes no files and no /dev/null
+        threading.Thread(target=read_all, daemon=True).start()

@@ -11,6 +11,8 @@ DEFAULT_TOKENIZER = "tiny-chatml"
 DTYPES = ("float64", "float32", "bfloat16")
 POLICIES = ("calculator", "sample")
 DEFAULT_CACHE_TOKENS = 1 << 16  # 2 KB each with the built-in model
+SEEDS = (-(1 << 63), (1 << 64) - 1)
+"""Least and greatest seed that torch takes."""
 CHUNK = 256
 """Tokens of one forward pass: what runs between two looks at whether a generation was aborted."""
 

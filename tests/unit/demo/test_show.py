@@ -91,6 +91,14 @@ def test_a_control_that_passes_is_no_proof(episode: Episode) -> None:
     assert text.split()[-2:] == ["proven", "NO"]
 
 
+def test_an_infinite_error_is_shown(episode: Episode) -> None:
+    controls = PROOF["controls"] | {"log_prob_changed": "inf"}  # type: ignore[operator]
+    episode.proof |= {"max_logprob_error": "inf", "controls": controls, "proven": False}
+    text = shown(episode)
+    assert "largest error inf" in text
+    assert "error inf: fails, as it must" in text
+
+
 def test_the_turns_of_a_tree_are_its_nodes(episode: Episode) -> None:
     episode.dump["metadata"]["tree"] = {"nodes": [{}, {}, {}], "leaves": []}
     assert episode.turns == 3

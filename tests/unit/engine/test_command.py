@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from miles_ref.cli import main
+from miles_ref.engine.settings import SEEDS
 
 
 @pytest.mark.parametrize("command", ["engine", "prove"])
@@ -25,3 +26,11 @@ def test_a_folder_without_a_model_is_named_before_torch_is_imported(
     right = CliRunner().invoke(main, argv)
     assert right.exit_code == 1
     assert "pip install 'miles-ref[engine]'" in right.stderr
+
+
+@pytest.mark.parametrize("command", ["engine", "prove", "demo"])
+def test_a_seed_that_torch_does_not_take_is_refused(command: str) -> None:
+    argv = [command, *([__file__] if command == "prove" else []), "--seed", str(SEEDS[1] + 1)]
+    result = CliRunner().invoke(main, argv)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--seed" in result.stderr

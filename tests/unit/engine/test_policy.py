@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from miles_ref.demo import MOST_TURNS
 from miles_ref.engine import policy, task
 
 TOOLS = [task.CALCULATOR]
@@ -53,11 +54,12 @@ def test_one_operation_a_turn_then_the_answer() -> None:
     assert last.reasoning
 
 
+@pytest.mark.parametrize("steps", [12, MOST_TURNS - 1])
 @pytest.mark.parametrize("seed", range(10))
-def test_tasks_are_solved(seed: int) -> None:
-    messages, _, run_tool, answer = task.make_task(seed, 12)
+def test_tasks_are_solved(seed: int, steps: int) -> None:
+    messages, _, run_tool, answer = task.make_task(seed, steps)
     calls, last = run(messages, run_tool, seed)
-    assert 1 <= len(calls) <= 12
+    assert 1 <= len(calls) <= steps
     assert f" {answer}." in last.content
 
 

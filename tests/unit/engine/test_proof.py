@@ -115,6 +115,45 @@ def test_a_payload_is_proven_from_its_file(tiny_moe: LanguageModel, tmp_path: Pa
     assert report["max_logprob_error"] > 1
 
 
+def written(file: Path, *changes: dict[str, Any]) -> str:
+    """The path of a payload with a sample of three tokens for each of `changes`."""
+    sound: dict[str, Any] = {"tokens": [1, 2, 3], "loss_mask": [1], "rollout_log_probs": [-1.0], "response_length": 1}
+    samples = [Sample(status=Status.COMPLETED, response="x", **(sound | change)) for change in changes]
+    file.write_bytes(encode_samples(samples, {}, fields=SAMPLES_VALUE_SPEC))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tokens": [1, 2, 999_999]}, "tokens[2] is 999999, but the model's vocabulary has 2052 ids"),
+        ({"tokens": [1, -1, 2]}, "tokens[1] is -1"),
+        ({"rollout_log_probs": None}, "rollout_log_probs is null"),
+        ({"loss_mask": None}, "loss_mask is null"),
+        ({"response_length": 3, "loss_mask": [1, 0, 1], "rollout_log_probs": [-1.0] * 3}, "first token is trained"),
+    ],
+)
+def test_a_sample_that_cannot_be_proven_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    result = CliRunner().invoke(prove_command, [written(tmp_path / "payload", {}, change)])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("Error: sample 1: ")
+    assert named in result.stderr
+
+
+def test_an_infinite_error_is_a_text_in_json(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    result = CliRunner().invoke(prove_command, [written(tmp_path / "payload", {"rollout_log_probs": [-math.inf]})])
+    report = json.loads(result.stdout, parse_constant=refuse)
+    assert (result.exit_code, report["proven"], report["max_logprob_error"]) == (1, False, "inf")
+    assert report["controls"]["log_prob_changed"] == "inf"
+
+
+def test_what_is_not_trained_needs_no_log_probs() -> None:
+    assert proof.Claim.of([1, 2, 3], 2, [0, 0], None).log_probs.tolist() == [0.0, 0.0]
+
+
 def test_a_file_that_is_no_payload_is_named(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"nothing")
     result = CliRunner().invoke(prove_command, [str(tmp_path / "x")])
