@@ -86,9 +86,10 @@ _process_reporter: Reporter | None = None
 def report_to_caller(item: Any) -> None:
     """Send one JSON value to the caller, ahead of the result, in order, exactly once (agents.md, The child process).
 
-    May be called any number of times, from any thread of the call's process, also in the cleanup after a cancel. Blocks
-    while the caller has not read on and the call's report budget is used up. Raises TypeError or ValueError for what is
-    not JSON, or nested more than MAX_DEPTH levels deep, RuntimeError outside of a call.
+    May be called any number of times, from any thread of the call's process, also in the cleanup after a cancel; inline
+    from the call's tasks and from asyncio.to_thread, where `on_report` runs then, too. Blocks while the caller has not
+    read on and the call's report budget is used up. Raises TypeError or ValueError for what is not JSON, or nested more
+    than MAX_DEPTH levels deep, RuntimeError outside of a call.
     """
     reporter = _call_reporter.get() or _process_reporter
     if reporter is None:
