@@ -28,7 +28,8 @@ IN_FLIGHT: dict[int, WorkerCall] = {}
 """The worker calls of this process that have not ended, by id()."""
 
 _background: set[asyncio.Task[None]] = set()
-_warned_urls: set[str] = set()
+_warned_of: set[str] = set()
+"""Boot ids: another worker may come to stand at the same URL."""
 
 _DEFAULT_RETRY_AFTER = 1.0
 _LAST_POLL = 1.0
@@ -260,8 +261,8 @@ class WorkerCall:
             self._apply(CallerEvent.MISCONFIGURED, reply)
         self.grace = _number(reply.body.get("cancel_grace"), self.grace)
         orphan_timeout = _number(reply.body.get("orphan_timeout"), float("inf"))
-        if orphan_timeout <= self._settings.window and url not in _warned_urls:
-            _warned_urls.add(url)
+        if orphan_timeout <= self._settings.window and reply.boot_id not in _warned_of:
+            _warned_of.add(reply.boot_id)
             logger.warning(
                 "the worker %s cancels calls after %g s without a poll (--orphan-timeout), but this caller goes on for "
                 "%g s while it is out of reach: make its orphan timeout longer",

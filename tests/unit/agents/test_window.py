@@ -190,6 +190,19 @@ async def test_an_answered_health_counts_for_the_window(monkeypatch: pytest.Monk
     assert worker.methods[-1] == "DELETE"
 
 
+async def test_each_worker_is_warned_of_once_also_at_the_same_url(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    call, _ = fresh(monkeypatch, ATTEMPT.url)
+    boots = ["first-of-this-test", "first-of-this-test", "second-of-this-test"]
+    worker = Worker(*(answer(200, draining=False, orphan_timeout=WINDOW, boot_id=boot) for boot in boots))
+    warned = []
+    for _ in boots:
+        await call._health(worker, ATTEMPT.url)  # type: ignore[arg-type]
+        warned.append(caplog.text.count("--orphan-timeout"))
+    assert warned == [1, 1, 2]
+
+
 async def test_a_draining_worker_s_health_does_not_count_and_it_gets_no_delete(monkeypatch: pytest.MonkeyPatch) -> None:
     call, clock = fresh(monkeypatch, ATTEMPT.url)
     worker = Worker(*[answer(200, draining=True)] * 100)
