@@ -141,6 +141,8 @@ class Committer:
         data = reply.payloads.get(field)
         if data is None:
             return None
+        if field == "routed_experts" and self._settings.additional_r3:
+            return Payload(data)  # It goes on where the parent's ends: there is nothing to look for in common.
         parent = turn.parent
         while parent is not None and getattr(parent.record, field) is None:
             parent = parent.parent

@@ -98,6 +98,18 @@ def test_the_size_of_a_node_counts_the_rows_that_its_parent_does_not_have(toys: 
     assert more == [same + 3000, same + 6000]
 
 
+@pytest.mark.parametrize(("field", "shares"), [("routed_experts", False), ("indexer_topk", True)])
+def test_additional_rows_are_not_looked_for_in_the_parents(toys: Any, field: str, shares: bool) -> None:
+    """They go on where the parent's end, however much they look like them."""
+    session = toys.Session(additional_r3=True)
+    rows = {field: base64.b64encode(bytes(3000)).decode()}
+    first = session.say([toys.user("u")], "a", **rows)
+    turn = session.turn([*first.stored_messages(), toys.user("v")])
+    payload = getattr(session.node(turn, toys.reply("b", **rows)).record, field)
+    assert payload.to_bytes() == bytes(3000)
+    assert (payload.parent is not None) is shares
+
+
 def test_the_text_of_ids_goes_on_wherever_the_parent_is_left(toys: Any) -> None:
     session = toys.Session()
     node = session.say([toys.user("u")], "a")
