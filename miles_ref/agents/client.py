@@ -19,6 +19,7 @@ from miles_ref.agents.api import InfraAbort, WorkerRefusedError, WorkerReplyErro
 from miles_ref.agents.http_client import Reply, Unanswered, WorkerClient
 from miles_ref.agents.machine import CALLER_TABLE, CallerEvent, CallerState, End, Machine, json_text, outcome_fault
 from miles_ref.agents.settings import AgentSettings
+from miles_ref.tasks import kept
 
 logger = logging.getLogger("miles_ref.agents")
 
@@ -27,12 +28,11 @@ T = TypeVar("T")
 IN_FLIGHT: dict[int, WorkerCall] = {}
 """The worker calls of this process that have not ended, by id()."""
 
-_background: set[asyncio.Task[None]] = set()
 _warned_of: set[str] = set()
 """Boot ids: another worker may come to stand at the same URL."""
 
 _DEFAULT_RETRY_AFTER = 1.0
-_LAST_POLL = 1.0
+_LAST_POLL = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,7 @@ class WorkerCall:
             self._answered_at = self._loop.time()
             self._pause = self._settings.first_pause
             self._aborted.set()
-            self._deletes = self._loop.create_task(self._delete_all(attempts))
-            _background.add(self._deletes)
-            self._deletes.add_done_callback(_background.discard)
+            self._deletes = kept(self._delete_all(attempts))
         return self._deletes
 
     async def _cancelled(self, drive: asyncio.Task[dict[str, Any]]) -> None:

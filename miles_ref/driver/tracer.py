@@ -7,22 +7,21 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import aiohttp
 
 from miles_ref.driver.settings import DriverSettings
 from miles_ref.errors import MilesRefError
 from miles_ref.http_once import client_session
+from miles_ref.tasks import kept
 from miles_ref.wire import SAMPLES_VALUE_SPEC, SAMPLES_VALUE_SPEC_V2, SamplesReply
 from miles_ref.wire import decode_samples_and_merge_input_sample as decode_and_merge
 
 logger = logging.getLogger("miles_ref.driver")
-T = TypeVar("T")
 _turns = itertools.count()
-_running: set[asyncio.Task[Any]] = set()
 _QUOTED = 2000  # characters of a reply that an error quotes
 
 
@@ -90,7 +89,7 @@ class OpenAIEndpointTracer:
         """
         settings = DriverSettings.of(args)
         address = settings.session_servers[next(_turns) % len(settings.session_servers)]
-        opening = _kept(cls._open(settings, address))
+        opening = kept(cls._open(settings, address))
         try:
             await asyncio.wait({opening}, timeout=settings.create_timeout)
             if not opening.done():
@@ -100,7 +99,7 @@ class OpenAIEndpointTracer:
                 )
             return opening.result()
         except BaseException:
-            _kept(_ended_unused(opening, settings.delete_timeout))
+            kept(_ended_unused(opening, settings.delete_timeout))
             raise
 
     @classmethod
@@ -174,7 +173,7 @@ class OpenAIEndpointTracer:
 
         If the caller is cancelled, the request goes on without it.
         """
-        await asyncio.shield(_kept(self._delete()))
+        await asyncio.shield(kept(self._delete()))
 
     async def _delete(self) -> None:
         try:
@@ -195,14 +194,6 @@ async def _ended_unused(opening: asyncio.Task[OpenAIEndpointTracer], seconds: fl
     except Exception:  # there is none
         return
     await tracer.delete()
-
-
-def _kept(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task of its own that goes on whatever becomes of its caller; the loop alone would not hold it."""
-    task = asyncio.get_running_loop().create_task(work)
-    _running.add(task)
-    task.add_done_callback(_running.discard)
-    return task
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-_running: set[asyncio.Task[None]] = set()
+from miles_ref.tasks import kept
 
 
 async def run_apart(what: str, action: Coroutine[Any, Any, None], seconds: float) -> None:
@@ -16,9 +16,8 @@ async def run_apart(what: str, action: Coroutine[Any, Any, None], seconds: float
     swallows that; RuntimeError for one that lets a CancelledError out though nobody cancelled it, as `await` of a task
     that it cancelled itself does. So a CancelledError from here is the caller's own, and `action` is cancelled by it.
     """
-    task = asyncio.get_running_loop().create_task(action)
-    _running.add(task)
-    task.add_done_callback(_finished)
+    task = kept(action)
+    task.add_done_callback(_looked_at)
     try:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
@@ -35,7 +34,6 @@ def late(what: str, seconds: float) -> TimeoutError:
     return TimeoutError(f"{what}: not done after {seconds:g} s")
 
 
-def _finished(task: asyncio.Task[None]) -> None:
-    _running.discard(task)
+def _looked_at(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         task.exception()  # of one that was left behind nobody asks
